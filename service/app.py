@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import AsyncIterator
 
 from fastapi import FastAPI
 from opentelemetry.trace import Tracer
@@ -19,43 +18,34 @@ from service.api.openapi.document import write_openapi
 from service.api.openapi.pages import RootForBrowsers, make_docs_router
 from service.api.outer_middleware import OuterMiddleware, raise_again
 from service.api.routes import make_router
-from service.attention.engine import Engine, EngineOptions
-from service.attention.spec import LayerSpec
 from service.http.asgi import Application
 from service.limits import cors_origins, hosts, rate_limiter
-from service.observability.telemetry import Telemetry
 from service.observability.tracing import RequestSpans
-from service.settings import Settings
-from service.worker.control_channel import ControlChannel
 from service.worker.service import Service
 
 
-def build(
-    settings: Settings,
-    telemetry: Telemetry,
-    channel: ControlChannel,
-    leave: Callable[[int, str], None],
-    engine: Callable[[EngineOptions], Engine] = Engine,
-    tracer: Tracer | None = None,
-    restore: Callable[[], bool] = lambda: False,
-) -> tuple[OuterMiddleware, Service]:
-    """Return the ASGI application and the service behind it.
-
-    `leave` ends the process with an exit code and a reason. `engine` makes the engine; a test's engine may hold or fail.
-    With a `tracer`, requests and batches are spans. `restore` makes the missing parts of the run directory again.
-    """
-    service = Service(settings, telemetry, channel, leave, engine, tracer, restore)
-    app, access = _application(service), _access(settings, service)
+def build(service: Service, tracer: Tracer | None = None) -> OuterMiddleware:
+    """Return the ASGI application of a service; with a `tracer`, requests are spans."""
+    settings, keys, app = service.settings, service.keys, _application(service)
+    access = Access(
+        None if keys is None else lambda: keys.ring,
+        rate_limiter(settings),
+        hosts(settings),
+        is_metrics_open=settings.open_metrics,
+        are_docs_open=settings.docs,
+    )
     endpoints = hot_endpoints(service.layer_requests)
     hot = [Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()]  # called without FastAPI
     app.router.routes.extend(hot)
-    telemetry.routes_known([route.path for route in hot])
-
-    def document(examples_for: tuple[str, LayerSpec] | None) -> dict[str, Any]:
-        return write_openapi(app, examples_for, access.needs_key)
-
+    service.telemetry.routes_known([route.path for route in hot])
     if settings.docs:
-        app.include_router(make_docs_router(app.title, service.example_layer, document, service.rendering))
+        pages = make_docs_router(
+            app.title,
+            service.example_layer,
+            lambda examples_for: write_openapi(app, examples_for, access.needs_key),
+            service.rendering,
+        )
+        app.include_router(pages)
         app.router.routes.append(RootForBrowsers())
     # FastAPI builds an included router's routes at its first match, 10 ms each. Match here, before requests wait.
     for route in app.router.routes:
@@ -67,7 +57,7 @@ def build(
             inside = CrossOrigin(inside, origins)
         return inside if tracer is None else RequestSpans(tracer).around(inside)
 
-    return OuterMiddleware(app, app.router.routes, telemetry, time.monotonic, hot, access, around), service
+    return OuterMiddleware(app, app.router.routes, service.telemetry, time.monotonic, hot, access, around)
 
 
 def _application(service: Service) -> FastAPI:
@@ -96,14 +86,3 @@ def _application(service: Service) -> FastAPI:
     app.include_router(make_router(service))
     app.include_router(make_models_router(service))
     return app
-
-
-def _access(settings: Settings, service: Service) -> Access:
-    keys = service.keys
-    return Access(
-        None if keys is None else lambda: keys.ring,
-        rate_limiter(settings),
-        hosts(settings),
-        is_metrics_open=settings.open_metrics,
-        are_docs_open=settings.docs,
-    )

@@ -24,7 +24,6 @@ class Clock(Protocol):
     """Monotonic seconds, and calls at a later time on the same event loop."""
 
     def now(self) -> float: ...
-
     def call_at(self, when: float, callback: Callable[[], object]) -> Handle: ...
 
 
@@ -41,34 +40,9 @@ class LoopClock:
 
     def call_at(self, when: float, callback: Callable[[], object]) -> Handle:
         """Call `callback` on the loop once `now() >= when`; `when` is finite."""
-        return _Call(asyncio.get_running_loop(), when, callback)
-
-
-class _Call:
-    """One call of a LoopClock; rearmed if the loop makes it early, as uvloop does by up to a millisecond."""
-
-    __slots__ = ("_callback", "_handle", "_loop", "_when")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, when: float, callback: Callable[[], object]) -> None:
-        self._loop = loop
-        self._when = when
-        self._callback: Callable[[], object] | None = callback
-        self._handle = self._arm()
-
-    def cancel(self) -> None:
-        self._handle.cancel()
-        self._callback = None  # breaks the cycle if the callback holds this call's owner
-
-    def _arm(self) -> asyncio.TimerHandle:
-        delay_ms = math.ceil((self._when - time.monotonic()) * 1000)  # whole ms: uvloop spins on 0.4 ms as on 0
-        return self._loop.call_later(max(delay_ms, 0) / 1000, self._fire)
-
-    def _fire(self) -> None:
-        if time.monotonic() < self._when:
-            self._handle = self._arm()
-        elif self._callback is not None:
-            callback, self._callback = self._callback, None
-            callback()
+        # Whole milliseconds, because uvloop spins on 0.4 ms as on 0, and one more, because its calls are early by up to one.
+        delay_ms = math.ceil((when - time.monotonic()) * 1000) + 1
+        return asyncio.get_running_loop().call_later(max(delay_ms, 0) / 1000, callback)
 
 
 class LoopTick:

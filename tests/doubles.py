@@ -1,4 +1,4 @@
-"""Hand-written doubles: an engine behind a gate, a clock turned by hand, a listener that writes down what it hears.
+"""Hand-written doubles: an engine behind a gate, a clock turned by hand, an observer that records, a channel without a socket.
 
 Laws: nothing here sleeps or polls; time passes only by `ManualClock.advance`, a batch ends when the test says so.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import time
 from collections.abc import Callable, Coroutine, Hashable, Sequence
 from concurrent.futures import Future
 from itertools import count
@@ -14,6 +15,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from service.batching.job import BatchInfo
 from service.errors import CostLimit, EngineDown
+from service.supervisor.coordinator import Coordinator
+from service.worker.control_channel import ControlChannel
 
 T = TypeVar("T")
 Batch = Sequence[Any]
@@ -206,6 +209,23 @@ class RecordingObserver:
 
     def died(self, num_jobs: int, error: BaseException | None) -> None:
         self.deaths.append(Death(num_jobs, error))
+
+
+class LocalChannel(ControlChannel):
+    """The channel of a process without a supervisor, to a coordinator in this process; several processes may share one."""
+
+    def __init__(self, coordinator: Coordinator | None = None, pid: int = 0, *, has_peers: bool = False) -> None:
+        self.coordinator = coordinator or Coordinator(1, time.monotonic)
+        self.pid = pid
+        super().__init__(None, has_peers=has_peers)  # type: ignore[arg-type]
+
+    def open(self, *changed: Callable[[], object]) -> None:
+        self._changed = changed
+        self.coordinator.join(self.pid, self._take)
+        self._repeat()
+
+    def _send(self) -> None:
+        self.coordinator.report(self.pid, self.status)
 
 
 async def turns(num: int = 12) -> None:

@@ -52,6 +52,7 @@ class Batcher(Generic[P, R]):
         self._task: asyncio.Task[None] | None = None
         self.is_draining = False
         self._is_stopping = False
+        self._failure: EngineDown | None = None
 
     @property
     def is_alive(self) -> bool:
@@ -265,9 +266,15 @@ class Batcher(Generic[P, R]):
         self._report_queue()
         return num_failed
 
+    def fail(self, failure: EngineDown) -> None:
+        """End as if a batch had failed with this error: the engine was found to be down outside a batch."""
+        assert self._task is not None, "the batcher was not started. This is a bug."
+        self._failure = failure
+        self._task.cancel()
+
     def _end(self, task: asyncio.Task[None]) -> None:
         """Fail all jobs when the task ends, however it ended, even if it was cancelled before its first step."""
-        error = None if task.cancelled() else task.exception()
+        error = self._failure if task.cancelled() else task.exception()
         num_failed = self._fail_all(partial(EngineDown, DOWN))
         self._running, self._preempted = [], []
         if not self._is_stopping:

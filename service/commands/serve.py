@@ -7,6 +7,7 @@ environment variables, from which a worker reads its settings. A failed start pr
 from __future__ import annotations
 
 import contextlib
+import socket
 import sys
 import time
 from pathlib import Path
@@ -17,15 +18,13 @@ import typer
 from service.errors import ServiceError
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable
 
     from service.observability.telemetry import Telemetry
     from service.observability.trace_export import TraceExport
     from service.settings import Settings
-    from service.worker.control_channel import SupervisorChannel
-    from service.worker.server import Drain, Server
-    from service.worker.service import Service
+    from service.worker.control_channel import ControlChannel
+    from service.worker.server import Server
 
 # How long a thread may hold the interpreter lock that another waits for. The compute thread needs it between two products, a
 # hundred times in a large batch. With Python's default of 5 ms it would wait for a busy event loop as long as a product takes.
@@ -44,7 +43,7 @@ def serve(
     # Imported here, because the other commands do not need these, and the settings take 0.3 s to import.
     from service.settings import SettingsError, child_environment, is_loopback, load_settings
     from service.supervisor.processes import nonblocking_streams, write_log_line
-    from service.supervisor.supervisor import WORKER_OPTIONS, Plan, exec_supervisor
+    from service.supervisor.supervisor import Plan, exec_supervisor
 
     with nonblocking_streams():
         given = dict(host=host, port=port, layers_dir=layers_dir, workers=workers, device=device, dtype=dtype)
@@ -61,17 +60,16 @@ def serve(
             write_log_line("warning", "open_to_all", host=settings.host, reason="no ATTENTION_API_KEYS_FILE is set")
     settings = settings.model_copy(update={"workers": num_workers(settings)})
     plan = Plan(
-        command=(sys.executable, "-m", "service", "worker", *WORKER_OPTIONS),
-        environment=child_environment(settings),
+        command=(sys.executable, "-m", "service", "worker"),
         host=settings.host,
         port=settings.port,
         workers=settings.workers,
         drain_delay_s=settings.drain_delay_s,
         shutdown_grace_s=settings.shutdown_grace_s,
         watchdog_timeout_s=settings.stuck_s,
-        run_dir=settings.run_dir,
+        run_dir=None if settings.run_dir is None else str(settings.run_dir),
     )
-    exec_supervisor(plan)
+    exec_supervisor(plan, child_environment(settings))
 
 
 def _check_start(settings: Settings) -> None:
@@ -165,14 +163,15 @@ def _run(settings: Settings, port: int, slot: int, descriptor: int, run_dir: Pat
     from service.observability.logs import finish_logs
     from service.observability.metrics import Metrics
     from service.observability.shared_values import Shared
+    from service.supervisor.channel import MAX_SUPERVISOR_BYTES, Channel
     from service.supervisor.descriptors import max_connections, raise_descriptor_limit
     from service.supervisor.processes import unbuffer_streams
     from service.supervisor.run_directory import RunDirectory
     from service.supervisor.supervisor import EXIT_REFUSED
-    from service.worker.control_channel import SupervisorChannel
+    from service.worker.control_channel import ControlChannel
 
     unbuffer_streams()
-    channel = SupervisorChannel(descriptor, has_peers=peers > 0)
+    channel = ControlChannel(Channel(socket.socket(fileno=descriptor), MAX_SUPERVISOR_BYTES), has_peers=peers > 0)
     raise_descriptor_limit(max_connections(settings.max_connections))
     listener = _listener(settings, port, has_peers=peers > 0)
     _import_torch(settings)  # only a worker does, and only after its listener exists
@@ -197,7 +196,7 @@ def _run(settings: Settings, port: int, slot: int, descriptor: int, run_dir: Pat
         telemetry.close()
         finish_logs()
         if channel.is_orphaned:
-            run.release()
+            run.close()
         if export is not None:
             export.close()
 
@@ -213,7 +212,7 @@ def _server(
     settings: Settings,
     listener: socket.socket,
     telemetry: Telemetry,
-    channel: SupervisorChannel,
+    channel: ControlChannel,
     export: TraceExport | None,
     restore: Callable[[], bool],
 ) -> Server:
@@ -222,6 +221,7 @@ def _server(
     from service.limits import transport_limits
     from service.supervisor.supervisor import EXIT_REFUSED
     from service.worker.server import Server
+    from service.worker.service import Service
 
     def leave(exit_code: int, reason: str) -> None:
         if exit_code == EXIT_REFUSED:
@@ -229,37 +229,26 @@ def _server(
         server.leave(exit_code)
 
     tracer = None if export is None else export.tracer
-    outer, service = build(settings, telemetry, channel, leave, tracer=tracer, restore=restore)
-    limits, tls, opened = transport_limits(settings), _tls_files(settings), service.readiness.port_opened
-    drain = _drain(settings, service)
-    server = Server(outer, listener, drain, limits, opened=opened, tls=tls)
+    service = Service(settings, telemetry, channel, leave, tracer=tracer, restore=restore)
+    times = dict(delay_s=settings.drain_delay_s, grace_s=settings.shutdown_grace_s)
+    server = Server(
+        build(service, tracer), service, listener, transport_limits(settings), **times, tls=_tls_files(settings)
+    )
     channel.ended = server.supervisor_ended
-    service.readiness.when_joined(server.rebalance)
+    service.readiness.joined = server.rebalance
     return server
 
 
 def _listener(settings: Settings, port: int, *, has_peers: bool) -> socket.socket:
-    from service.http.listener import BACKLOG, listen
+    from service.http.listener import BACKLOG
+    from service.supervisor.processes import bind
 
-    found = listen(settings.host, port)
+    found = bind(settings.host, port)
     if not has_peers:
         # The first process listens at once: while it imports torch, an early request waits for its 503, and its connection is not
         # refused. A replacement does not listen yet: the kernel would send it requests that other workers could answer.
         found.listen(BACKLOG)
     return found
-
-
-def _drain(settings: Settings, service: Service) -> Drain:
-    from service.worker.server import Drain
-
-    return Drain(
-        delay_s=settings.drain_delay_s,
-        grace_s=settings.shutdown_grace_s,
-        begin=service.begin_drain,
-        stop_admitting=service.stop_admitting,
-        settle=service.settle,
-        is_over=service.is_over,
-    )
 
 
 def _trace_export(settings: Settings) -> TraceExport | None:

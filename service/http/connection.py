@@ -22,20 +22,9 @@ from uvicorn.server import ServerState
 
 from service.errors import BadRequest, ClientTimeout, ServiceError
 from service.http.asgi import CROWDED, REFUSED
-from service.http.cycle import CoalescingTransport, Cycle, Flow, ReadAhead, WriteCoalescer, common_scope, request_scope
+from service.http.cycle import CoalescingTransport, Cycle, Flow, ReadAhead, WriteCoalescer, request_scope
 from service.http.listener import ConnectionSlot
-from service.http.request_parser import (
-    CRLF,
-    END,
-    Bytes,
-    ChunkedBody,
-    CountedBody,
-    Head,
-    HeadLimits,
-    check_begun,
-    glimpse,
-    read_head,
-)
+from service.http.request_parser import Bytes, ChunkedBody, CountedBody, Head, HeadLimits, glimpse, take_head
 
 # Closing with unread bytes would reset the connection, and the client might lose its response.
 LINGER_S = 2.0
@@ -78,10 +67,8 @@ class Stage(enum.Enum):
 
     HEAD = enum.auto()
     BODY = enum.auto()
-    EARLY = enum.auto()
-    """The next request, while the current response is unfinished."""
-    DROP = enum.auto()
-    """No request: they are discarded, because the connection takes no further one."""
+    EARLY = enum.auto()  # the next request, while the current response is unfinished
+    DROP = enum.auto()  # no request: they are discarded, because the connection takes no further one
 
 
 class Deadline:
@@ -135,6 +122,7 @@ class Connection(HttpToolsProtocol):
     """One client connection; keeps uvicorn's tasks, flow control and shutdown, on which `worker/server.py` relies."""
 
     cycle: Cycle
+    flow: Flow
 
     def __init__(
         self,
@@ -167,8 +155,15 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.flow = self._flow = Flow(transport)
-        self._common_scope = common_scope(self)
+        self.flow = Flow(transport)
+        self._common_scope = {
+            "type": "http",
+            "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
+            "scheme": self.scheme,
+            "root_path": self.root_path,
+            "server": self.server,
+            "client": self.client,
+        }
         self._coalescing = CoalescingTransport(transport, self._coalescer, self._lingering_close)
         self._read_deadline.set(self._limits.header_timeout_s)
 
@@ -225,8 +220,6 @@ class Connection(HttpToolsProtocol):
         if self.cycle.paused_at is not None:  # else the previous response's pause is over
             self.cycle.waited_s += self.loop.time() - self.cycle.paused_at
 
-    # Reading.
-
     def _take(self, data: Bytes) -> None:
         while data:
             if self._stage is Stage.HEAD:
@@ -238,21 +231,16 @@ class Connection(HttpToolsProtocol):
                 return
 
     def _take_head(self, data: Bytes) -> Bytes:
-        # RFC 9112, section 2.2: skip one empty line before a request.
-        begun = (self._partial_head + data).removeprefix(CRLF)
-        end = begun.find(END)
+        self._partial_head += data
         try:
-            if end >= 0:
-                head = read_head(begun[:end], self._limits.head)
-            elif begun:
-                check_begun(begun, self._limits.head)
+            head, rest = take_head(self._partial_head, self._limits.head)
         except ServiceError as error:
-            self._refuse(error, begun)
+            self._refuse(error)
             return b""
-        if end >= 0:
+        if head is not None:
             self._open(head)
-            return memoryview(begun)[end + len(END) :]
-        self._partial_head = begun
+            return rest
+        self._partial_head = bytes(rest)
         if self._is_idle:
             self._read_deadline.set(self._limits.header_timeout_s)
         self._is_idle = False
@@ -279,7 +267,7 @@ class Connection(HttpToolsProtocol):
         return rest
 
     def _take_early(self) -> None:
-        data, self._early_bytes, self._flow.is_full = self._early_bytes, b"", False
+        data, self._early_bytes, self.flow.is_full = self._early_bytes, b"", False
         self._take(data)
         if self._is_half_closed and not self._client_waits():
             self._coalescing.send_held()
@@ -288,8 +276,8 @@ class Connection(HttpToolsProtocol):
     def _keep_early(self, data: Bytes) -> None:
         self._early_bytes += data
         if len(self._early_bytes) > MAX_EARLY_BYTES:
-            self._flow.is_full = True
-            self._flow.pause_reading()
+            self.flow.is_full = True
+            self.flow.pause_reading()
 
     def _count_dropped(self, num_bytes: int) -> None:
         self._num_dropped_bytes += num_bytes
@@ -304,7 +292,7 @@ class Connection(HttpToolsProtocol):
             self._discard()
         elif self._stage is Stage.HEAD and self._partial_head:
             error = ClientTimeout(f"the headers did not arrive within {self._limits.header_timeout_s:g} s")
-            self._refuse(error, self._partial_head)
+            self._refuse(error)
         else:
             self._coalescing.send_held()
             self.transport.close()
@@ -327,8 +315,6 @@ class Connection(HttpToolsProtocol):
         if self.transport.get_write_buffer_size():
             self.transport.abort()
 
-    # Requests.
-
     def _open(self, head: Head) -> None:
         self._partial_head, self._is_idle, self._is_last = b"", False, not head.keeps_alive
         self._read_deadline.clear()
@@ -346,12 +332,12 @@ class Connection(HttpToolsProtocol):
         else:
             cycle.waiting_for_100_continue = head.expects_continue
 
-    def _refuse(self, error: ServiceError, begun: bytes) -> None:
-        """Answer with an error and discard further bytes. The connection then closes."""
+    def _refuse(self, error: ServiceError) -> None:
+        """Answer the request that has begun with an error and discard further bytes. The connection then closes."""
+        scope = request_scope(self._common_scope, Head(glimpse(self._partial_head)), self.app_state)
+        scope[REFUSED] = error
         self._stage, self._partial_head = Stage.DROP, b""
         self._read_deadline.clear()
-        scope = request_scope(self._common_scope, Head(glimpse(begun)), self.app_state)
-        scope[REFUSED] = error
         self._start(scope, keeps_alive=False)
 
     def _start(self, scope: dict[str, Any], *, keeps_alive: bool) -> Cycle:
@@ -359,8 +345,6 @@ class Connection(HttpToolsProtocol):
         self.cycle = Cycle(self, self._coalescing, scope, self.may_be_reused, self._read_ahead, keeps_alive=keeps_alive)
         self._start_asgi_task(self.cycle, self.app)
         return self.cycle
-
-    # Responses.
 
     def may_be_reused(self) -> bool:
         """Return whether the connection takes another request: the body is complete, or its rest is small and sure to come."""
@@ -392,7 +376,7 @@ class Connection(HttpToolsProtocol):
     def _lingering_close(self) -> None:
         """Close after the last response: at once if the client has nothing more to send, else after LINGER_S."""
         is_finished = self._is_half_closed or (self._stage is Stage.EARLY and not self._early_bytes)
-        self._stage, self._early_bytes, self._flow.is_full = Stage.DROP, b"", False
+        self._stage, self._early_bytes, self.flow.is_full = Stage.DROP, b"", False
         self._read_deadline.clear()
         self._write_deadline.set(self._limits.write_timeout_s)
         if is_finished or self.transport.is_closing():

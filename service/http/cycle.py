@@ -12,6 +12,7 @@ began in it.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -51,24 +52,21 @@ class WriteCoalescer:
             send_later()
 
 
-START = "http.response.start"
 # Above this many unread bytes of a body, reading pauses. Most bodies are smaller, and one read returns at most as many.
 MAX_AHEAD_BYTES = 256 * 1024
 # A smaller piece of a body absorbs the next one.
 SMALL_BYTES = 4096
 
 
+@dataclasses.dataclass(slots=True)
 class ReadAhead:
     """The bytes of bodies that have arrived and that the application does not read yet, of all connections on one loop.
 
     One tick reads every socket that has something to read, thousands in an overload, before any application task runs.
     """
 
-    __slots__ = ("max_bytes", "num_bytes")
-
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
-        self.num_bytes = 0
+    max_bytes: int
+    num_bytes: int = 0
 
     def take(self, num_bytes: int) -> None:
         """Count bytes; raise QueueFull, and count nothing, if they are too many."""
@@ -93,8 +91,7 @@ class CoalescingTransport:
         self._head = b""
         self._held: list[bytes] = []
         self.is_closing = transport.is_closing
-        self.is_head = False
-        """Whether the next write is the head of a response."""
+        self.is_head = False  # whether the next write is the head of a response
 
     def write(self, data: bytes) -> None:
         if self.is_head:
@@ -142,21 +139,13 @@ class Flow(FlowControl):
             super().resume_reading()
 
 
-def common_scope(connection: HttpToolsProtocol) -> dict[str, Any]:
-    """Return the part of the ASGI scope that all requests of a connection share."""
-    return {
-        "type": "http",
-        "asgi": {"version": connection.asgi_version, "spec_version": "2.3"},
-        "scheme": connection.scheme,
-        "root_path": connection.root_path,
-        "server": connection.server,
-        "client": connection.client,
-    }
-
-
 def request_scope(common: dict[str, Any], head: Head, state: dict[str, Any]) -> dict[str, Any]:
-    """Return a request's ASGI scope. The header fields are copied, because an application may change its scope."""
-    line, fields, named = head.line, list(head.fields), head.named
+    """Return a request's ASGI scope; `common` is what all requests of a connection share."""
+    line, fields, named = (
+        head.line,
+        list(head.fields),
+        head.named,
+    )  # a copy, because an application may change its scope
     if head.authority:
         fields = [*(field for field in fields if field[0] != b"host"), (b"host", head.authority)]
         named = HeaderFields(fields)
@@ -181,10 +170,8 @@ class Cycle(RequestResponseCycle):
     """
 
     transport: CoalescingTransport  # type: ignore[assignment]
-    num_written = 0
-    """Bytes of a long response so far."""
-    waited_s = 0.0
-    """Total time that the response has waited for the client to read; the last wait began at `paused_at`."""
+    num_written = 0  # bytes of a long response so far
+    waited_s = 0.0  # total time that the response has waited for the client to read; the last wait began at `paused_at`
     paused_at: float | None = None
 
     def __init__(
@@ -322,14 +309,8 @@ class Cycle(RequestResponseCycle):
 
     async def receive(self) -> Any:
         """Like uvicorn's, but raise the error of `fail`, and do not copy a body that is one piece."""
-        if self.waiting_for_100_continue and not self.transport.is_closing():
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            self.waiting_for_100_continue = False
-        if not self.disconnected and not self.response_complete:
-            self.flow.resume_reading()
-            await self.message_event.wait()
-            self.message_event.clear()
-        if self.disconnected or self.response_complete or (self._has_failed and self._failure is None):
+        message: Any = await super().receive()
+        if message["type"] == "http.disconnect" or (self._has_failed and self._failure is None):
             return {"type": "http.disconnect"}
         if self._failure is not None:
             # Do not keep the error: its frames hold the body read so far, and this cycle stays until the rest is dropped.
@@ -339,8 +320,8 @@ class Cycle(RequestResponseCycle):
             finally:
                 del failure
         pieces = self._take_pieces()
-        body = pieces[0] if len(pieces) == 1 and isinstance(pieces[0], bytes) else b"".join(pieces)
-        return {"type": "http.request", "body": body, "more_body": self.more_body}
+        message["body"] = pieces[0] if len(pieces) == 1 and isinstance(pieces[0], bytes) else b"".join(pieces)
+        return message
 
     async def send(self, message: Any) -> None:
         if self.keep_alive and not self.response_started:
@@ -350,7 +331,7 @@ class Cycle(RequestResponseCycle):
             self.expected_content_length = len(message.get("body", b""))
         if message.get("more_body"):
             self.num_written += len(message["body"])
-        self.transport.is_head = message["type"] == START
+        self.transport.is_head = message["type"] == "http.response.start"
         await super().send(message)
         if self.response_complete:
             self.transport.flush()

@@ -31,17 +31,6 @@ _DISCARDED = mmap.mmap(-1, 2**22)
 _TCP_CLOSE = 7  # TCP_CLOSE in linux/tcp_states.h
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Return a worker's own socket, bound to the reserved port; the kernel spreads connections over all such sockets."""
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    listener.bind(address)
-    listener.setblocking(False)
-    return listener
-
-
 class ConnectionSlot:
     """The slot of one connection; `leave` may be called more than once."""
 
@@ -78,62 +67,35 @@ class ConnectionSlot:
         self._others.pop(self, None)
 
     def evict(self) -> None:
-        """Evict the connection by shutting down its socket."""
         self.leave()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
 
-class ConnectionSlots:
-    """`most` slots for kept connections, and MAX_OVERFLOW slots for overflow connections, which serve one request each."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._kept: dict[ConnectionSlot, None] = {}
-        self._overflow: dict[ConnectionSlot, None] = {}
-
-    def __len__(self) -> int:
-        return len(self._kept) + len(self._overflow)
-
-    def give(self, taken: socket.socket) -> ConnectionSlot:
-        if len(self._kept) < self._most:
-            return ConnectionSlot(taken, self._kept, is_overflow=False)
-        if len(self._overflow) >= MAX_OVERFLOW:
-            next(iter(self._overflow)).evict()
-        return ConnectionSlot(taken, self._overflow, is_overflow=True)
-
-
 class ConnectionSet(set[T]):
-    """uvicorn's set of connections, which shrinks by `discard` only; `emptied` waits until it is empty."""
+    """uvicorn's set of connections, which shrinks by `discard` only; whenever that empties it, `emptied` is set."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._empty = asyncio.Event()
-        self._empty.set()
-
-    def add(self, item: T) -> None:
-        super().add(item)
-        self._empty.clear()
+        self.emptied = asyncio.Event()
 
     def discard(self, item: object) -> None:
         super().discard(item)
         if not self:
-            self._empty.set()
-
-    async def emptied(self) -> None:
-        await self._empty.wait()
+            self.emptied.set()
 
 
 class Listener:
     """Accepts connections on one bound socket, on the running loop; `make` gives a connection its protocol.
 
-    With `tls` the handshake may take `handshake_timeout_s`. `report_pause` gets the error that pauses accepting.
+    It keeps up to `max_connections` connections, and MAX_OVERFLOW more, which serve one request each. With `tls` the handshake
+    may take `handshake_timeout_s`. `report_pause` gets the error that pauses accepting.
     """
 
     def __init__(
         self,
         bound: socket.socket,
-        slots: ConnectionSlots,
+        max_connections: int,
         make: Callable[[ConnectionSlot], asyncio.Protocol],
         tls: ssl.SSLContext | None,
         handshake_timeout_s: float,
@@ -141,15 +103,18 @@ class Listener:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._socket = bound
-        self._slots = slots
+        self._max_connections = max_connections
         self._make = make
         self._tls = tls
         self._handshake_timeout_s = handshake_timeout_s
         self._report_pause = report_pause
+        self._kept: dict[ConnectionSlot, None] = {}
+        self._overflow: dict[ConnectionSlot, None] = {}
         self._connecting: set[asyncio.Task[None]] = set()
         self._pause: asyncio.TimerHandle | None = None
 
     def open(self) -> None:
+        self._socket.setblocking(False)
         self._socket.listen(BACKLOG)
         self._loop.add_reader(self._socket, self._take)
 
@@ -168,7 +133,7 @@ class Listener:
     async def connect(self, taken: socket.socket, handshake_timeout_s: float) -> None:
         """Give an accepted connection a slot and its protocol, TLS handshake included; return when it has them or has failed."""
         taken.setblocking(False)
-        slot = self._slots.give(taken)
+        slot = self._slot(taken)
         tls: Any = {} if self._tls is None else {"ssl": self._tls, "ssl_handshake_timeout": handshake_timeout_s}
         try:
             await self._loop.connect_accepted_socket(functools.partial(self._make, slot), taken, **tls)
@@ -178,6 +143,13 @@ class Listener:
             if not isinstance(error, OSError):  # a handshake failed or took too long, or the peer is gone
                 raise
 
+    def _slot(self, taken: socket.socket) -> ConnectionSlot:
+        if len(self._kept) < self._max_connections:
+            return ConnectionSlot(taken, self._kept, is_overflow=False)
+        if len(self._overflow) >= MAX_OVERFLOW:
+            next(iter(self._overflow)).evict()
+        return ConnectionSlot(taken, self._overflow, is_overflow=True)
+
     def _take(self) -> None:
         for _ in range(BATCH):
             try:
@@ -185,13 +157,10 @@ class Listener:
             except (BlockingIOError, ConnectionAbortedError):
                 return
             except OSError as error:
-                self._rest(error)
+                self._report_pause(error)
+                self._loop.remove_reader(self._socket)
+                self._pause = self._loop.call_later(PAUSE_S, self._loop.add_reader, self._socket, self._take)
                 return
             task = self._loop.create_task(self.connect(taken, self._handshake_timeout_s))
             self._connecting.add(task)
             task.add_done_callback(self._connecting.discard)
-
-    def _rest(self, error: OSError) -> None:
-        self._report_pause(error)
-        self._loop.remove_reader(self._socket)
-        self._pause = self._loop.call_later(PAUSE_S, self._loop.add_reader, self._socket, self._take)

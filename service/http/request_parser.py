@@ -10,6 +10,7 @@ trailers together take at most half as many bytes as the data, so that a million
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 import urllib.parse
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple, TypeVar, TypeVarTuple
 from service.errors import BadRequest, HeadersTooLarge, TargetTooLong
 from service.http.asgi import FIELDS
 
+Bytes = bytes | memoryview
 T = TypeVar("T")
 Options = TypeVarTuple("Options")
 
@@ -80,20 +82,19 @@ _REQUEST_LINE = re.compile(rb"(" + _METHOD + rb") ([\x21-\x7e]+) HTTP/1\.([01])"
 _GLIMPSE = re.compile(rb"(" + _METHOD + rb") (?:(?i:http)://[^/?# ]{0,255})?(/[\x21-\x3e\x40-\x7e]{0,255})?")
 _AUTHORITY = re.compile(rb"[^ ]+ (?i:http)://([^/? ]+)")
 _ABSOLUTE = re.compile(rb"(?i:http)://[A-Za-z0-9.\-_~:\[\]]+(/.*|\?.*)?")
+_UNCLEAN = "the lines of a request must end with CR LF and have no control characters"
 _HOST = re.compile(rb"(?:[A-Za-z0-9.\-_~!$&'()*+,;=%]*|\[[0-9A-Fa-fv:.]+\])(?::[0-9]*)?")
 
 
 class HeadLimits(NamedTuple):
-    max_header_bytes: int
-    """Bytes of all header fields together."""
+    max_header_bytes: int  # of all header fields together
     max_target_bytes: int
     max_headers: int
 
 
 class RequestLine(NamedTuple):
     method: str
-    path: str
-    """Decoded; `*` for OPTIONS *."""
+    path: str  # decoded; `*` for OPTIONS *
     raw_path: bytes
     query: bytes
     version: str
@@ -104,13 +105,13 @@ class Head(NamedTuple):
 
     line: RequestLine
     fields: Sequence[tuple[bytes, bytes]] = ()
-    named: HeaderFields = HeaderFields()
-    """The same fields by name."""
+    named: HeaderFields = HeaderFields()  # the same fields by name
     length: int | None = None
     keeps_alive: bool = False
     expects_continue: bool = False
-    authority: bytes = b""
-    """The host of a target that is a whole URL, which replaces Host; else empty."""
+    authority: bytes = (
+        b""  # the host of a target that is a whole URL, which replaces Host (RFC 9112, section 3.2.2); else empty
+    )
 
 
 def read_head(head: bytes, limits: HeadLimits) -> Head:
@@ -124,13 +125,14 @@ def _read_head(head: bytes, limits: HeadLimits) -> Head:
     if len(block) > limits.max_header_bytes:
         raise _too_large(limits.max_header_bytes)
     if not is_clean(head):
-        raise _unclean()
+        raise BadRequest(_UNCLEAN)
     lines = block.split(CRLF) if block else []
     if len(lines) > limits.max_headers:
         raise HeadersTooLarge(
             f"the request has {len(lines):,} header fields, expected at most {limits.max_headers:,} (ATTENTION_MAX_HEADERS)"
         )
-    return _framed(request_line, [read_field(line) for line in lines], _authority(line))
+    authority = _AUTHORITY.match(line)
+    return _framed(request_line, [read_field(line) for line in lines], b"" if authority is None else authority[1])
 
 
 _cached_head = functools.lru_cache(NUM_CACHED)(_read_head)
@@ -142,7 +144,7 @@ def check_begun(begun: bytes, limits: HeadLimits) -> None:
         return
     line, end, block = begun.partition(CRLF)
     if not is_clean(begun.removesuffix(b"\r")):
-        raise _unclean()
+        raise BadRequest(_UNCLEAN)
     if end:
         read_request_line(line, limits.max_target_bytes)
     elif _BEGUN.match(begun) is None:
@@ -153,9 +155,20 @@ def check_begun(begun: bytes, limits: HeadLimits) -> None:
         raise _too_large(limits.max_header_bytes)
 
 
+def take_head(begun: bytes, limits: HeadLimits) -> tuple[Head | None, Bytes]:
+    """Return the head of a request and the bytes after it; None and its bytes while it is incomplete. Raises as `read_head`."""
+    begun = begun.removeprefix(CRLF)  # RFC 9112, section 2.2: skip one empty line before a request
+    end = begun.find(END)
+    if end >= 0:
+        return read_head(begun[:end], limits), memoryview(begun)[end + len(END) :]
+    if begun:
+        check_begun(begun, limits)
+    return None, begun
+
+
 def glimpse(begun: bytes) -> RequestLine:
     """Guess the request line of a refused request, for the error's format and the log line; the method may be `-`."""
-    found = _GLIMPSE.match(begun)
+    found = _GLIMPSE.match(begun.removeprefix(CRLF))
     method, path = (b"-", b"") if found is None else found.groups(b"")
     return RequestLine(method.decode("ascii"), urllib.parse.unquote(path.decode("ascii")), path, b"", "1.1")
 
@@ -175,13 +188,8 @@ def read_request_line(line: bytes, max_target_bytes: int) -> RequestLine:
         raise BadRequest("a request target must not have a fragment")
     raw_path, _, query = target.partition(b"?")
     path = raw_path.decode("ascii")
-    return RequestLine(
-        method,
-        urllib.parse.unquote(path) if "%" in path else path,
-        raw_path,
-        query,
-        "1.1" if found[3] == b"1" else "1.0",
-    )
+    path = urllib.parse.unquote(path) if "%" in path else path
+    return RequestLine(method, path, raw_path, query, f"1.{found[3].decode('ascii')}")
 
 
 def _other_target(method: str, target: bytes) -> bytes:
@@ -204,25 +212,20 @@ def read_field(line: bytes) -> tuple[bytes, bytes]:
     return name.lower(), value.strip(BLANKS)
 
 
-def _authority(line: bytes) -> bytes:
-    """Return the host of a target that is a whole URL, which overrides Host (RFC 9112, section 3.2.2); else empty."""
-    found = _AUTHORITY.match(line)
-    if found is None:
-        return b""
-    _check_hosts([found[1]], is_needed=True)
-    return found[1]
-
-
 def _framed(line: RequestLine, fields: list[tuple[bytes, bytes]], authority: bytes) -> Head:
     """Decide where the body ends and whether the connection stays open after the response."""
+    if authority:
+        _check_hosts([authority], is_needed=True)
     named = HeaderFields(fields)
     is_current = line.version == "1.1"
     _check_hosts(named[b"host"], is_needed=is_current)
     length = _length(named[b"content-length"], named[b"transfer-encoding"], may_be_chunked=is_current)
-    # Before HTTP/1.1 there is no 100 Continue, so an expectation is ignored.
-    expects = is_current and _expects_continue(named[b"expect"])
-    keeps_alive = is_current and not _says_close(named[b"connection"])
-    return Head(line, fields, named, length, keeps_alive, expects, authority)
+    expected = named[b"expect"] if is_current else ()  # before HTTP/1.1 there is no 100 Continue
+    if any(value.lower() != b"100-continue" for value in expected):
+        raise BadRequest("the only supported expectation is 100-continue")
+    options = b",".join(named[b"connection"]).lower().split(b",")
+    keeps_alive = is_current and b"close" not in [option.strip(BLANKS) for option in options]
+    return Head(line, fields, named, length, keeps_alive, bool(expected), authority)
 
 
 def _check_hosts(hosts: Sequence[bytes], *, is_needed: bool) -> None:
@@ -230,18 +233,6 @@ def _check_hosts(hosts: Sequence[bytes], *, is_needed: bool) -> None:
         raise BadRequest("a request must have exactly one Host")
     if hosts and _HOST.fullmatch(hosts[0]) is None:
         raise BadRequest("Host must be a name or an address, with an optional port")
-
-
-def _expects_continue(expected: Sequence[bytes]) -> bool:
-    for value in expected:
-        if value.lower() != b"100-continue":
-            raise BadRequest("the only supported expectation is 100-continue")
-    return bool(expected)
-
-
-def _says_close(options: Sequence[bytes]) -> bool:
-    text = b",".join(options).lower()
-    return b"close" in text and b"close" in [option.strip(BLANKS) for option in text.split(b",")]
 
 
 def _length(lengths: Sequence[bytes], codings: Sequence[bytes], *, may_be_chunked: bool) -> int | None:
@@ -259,10 +250,6 @@ def _length(lengths: Sequence[bytes], codings: Sequence[bytes], *, may_be_chunke
 def is_clean(text: bytes) -> bool:
     """Return whether the text has no control characters except tabs and the CR LF between lines."""
     return len(text.translate(None, _IN_LINE)) == len(CRLF) * text.count(CRLF)
-
-
-def _unclean() -> BadRequest:
-    return BadRequest("the lines of a request must end with CR LF and have no control characters")
 
 
 def _too_long(max_target_bytes: int) -> TargetTooLong:
@@ -285,21 +272,21 @@ LINES_A_TICK = 250
 
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:[ \t]*;[\t\x20-\x7e\x80-\xff]*)?")
 
-Bytes = bytes | memoryview
 
-
+@dataclasses.dataclass(slots=True)
 class CountedBody:
-    """A body of `length` bytes, of which `left` are still to come."""
+    """A body of which `left` bytes are still to come."""
 
-    def __init__(self, length: int) -> None:
-        self.left = length
-        self.is_complete = length == 0
+    left: int
+
+    @property
+    def is_complete(self) -> bool:
+        return not self.left
 
     def take(self, data: Bytes) -> tuple[Bytes, Bytes]:
         """Return the body's part of `data`, and the rest: bytes of the next request."""
         piece = data if len(data) <= self.left else data[: self.left]
         self.left -= len(piece)
-        self.is_complete = not self.left
         return piece, data[len(piece) :]
 
 
@@ -318,10 +305,7 @@ class ChunkedBody:
         self._num_framing_bytes = 0
 
     def take(self, data: Bytes) -> tuple[bytes, bytes]:
-        """Return the body's part of `data`, and the rest: bytes of the next request, or bytes for another loop tick.
-
-        Raises BadRequest.
-        """
+        """Return the body's part of `data`, and the rest: of the next request, or for another loop tick. Raises BadRequest."""
         data, self._begun = self._begun + data, b""
         pieces: list[bytes] = []
         at = lines = 0
@@ -335,7 +319,11 @@ class ChunkedBody:
                 self._begun, at = data[at:], len(data)
                 break
             self._line(data[at:end])
-            self._count_framing(end + len(CRLF) - at)
+            self._num_framing_bytes += end + len(CRLF) - at
+            if self._num_framing_bytes > FREE_FRAMING_BYTES + self._num_data_bytes // 2:
+                raise BadRequest(
+                    "a chunked body may spend at most half as many bytes on chunk sizes as on data; send larger chunks"
+                )
             at = end + len(CRLF)
             lines += 1
         return b"".join(pieces), data[at:]
@@ -377,10 +365,3 @@ class ChunkedBody:
                 raise BadRequest("a trailer field must not have control characters")
         else:
             self.is_complete = True
-
-    def _count_framing(self, num_bytes: int) -> None:
-        self._num_framing_bytes += num_bytes
-        if self._num_framing_bytes > FREE_FRAMING_BYTES + self._num_data_bytes // 2:
-            raise BadRequest(
-                "a chunked body may spend at most half as many bytes on chunk sizes as on data; send larger chunks"
-            )

@@ -1,8 +1,8 @@
-"""Catalog: the immutable set of served layers by name, and the loading of all layers of a store.
+"""Catalog: the immutable set of served layers by name.
 
 Invariants: A catalog is frozen: another set of layers is another Catalog, so that a reader never sees half a change. Layers are
-in name order. One layer's failure does not keep others from being served unless the caller is strict. A lookup never echoes
-the name. A served layer holds its LoadedLayer, so that a request is computed by the layer that it was admitted with.
+in name order. A lookup never echoes the name. A served layer holds its LoadedLayer, so that a request is computed by the layer
+that it was admitted with.
 """
 
 from __future__ import annotations
@@ -11,13 +11,11 @@ import dataclasses
 import difflib
 import itertools
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from service.attention.call import AttentionCall, Call
 from service.attention.engine import LoadedLayer
 from service.attention.spec import LayerSpec
-from service.errors import LayerError, LayerNotFound, NotReady
-from service.layers.store import Store
+from service.errors import LayerNotFound, NotReady
 from service.layers.stored_layer import SDPA, StoredLayer
 
 
@@ -101,23 +99,3 @@ class Catalog:
         near = difflib.get_close_matches(name[:64], itertools.islice(self.layers, MAX_COMPARED), n=1)
         hint = f'; did you mean "{near[0]}"?' if near else ""
         raise LayerNotFound(f"no layer of that name is served; GET /v1/layers lists them{hint}")
-
-
-class Found(NamedTuple):
-    """Layers of a directory and the errors of files that do not load, each by name and in name order."""
-
-    layers: dict[str, StoredLayer]
-    failures: dict[str, LayerError]
-
-
-def load_all(store: Store, *, strict: bool) -> Found:
-    """Load every layer of the store; `strict` raises the first failure instead of keeping it in `failures`."""
-    found = Found({}, {})
-    for name in store.names():
-        try:
-            found.layers[name] = store.load(name)
-        except LayerError as error:
-            if strict:
-                raise
-            found.failures[name] = error
-    return found

@@ -18,7 +18,7 @@ from service.api.outer_middleware import RequestRecord, milliseconds
 from service.attention.engine import Engine, Fingerprint, LoadedLayer
 from service.attention.heap import resident_bytes
 from service.batching.job import BatchInfo
-from service.errors import Failed, LayerError, Refused, Rejected, ServiceError, raised_kinds
+from service.errors import Failed, LayerError, Refused, Rejected, raised_kinds
 from service.layer_totals import LayerTotals
 from service.loop_time import LoopTick
 from service.observability.logs import get_logger, log_request, num_dropped_lines
@@ -194,10 +194,9 @@ class Telemetry:
             self._log.warning("layer_runs_sequentially", layer=name, reason="the self-check found bits that differ")
         self._log.info("layer_loaded", layer=name, seconds=round(loaded.seconds, 3))
 
-    def layer_refused(self, name: str, error: ServiceError) -> None:
+    def layer_refused(self, name: str, error: LayerError) -> None:
         """Report that a layer's file cannot be served; an admin's request for the layer also fails, with its own error."""
-        code = error.code if isinstance(error, LayerError) else LayerError.code
-        self._metrics.load_failures.labels(code).inc()
+        self._metrics.load_failures.labels(error.code).inc()
         self._log.error("layer_refused", layer=name, reason=error.message)
 
     def layer_not_loaded(self, error: LayerError) -> None:

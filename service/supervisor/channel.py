@@ -7,6 +7,7 @@ of file means the peer's death, because no other process holds its end.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import signal
@@ -29,10 +30,10 @@ class Channel:
 
     def __init__(self, end: socket.socket, max_bytes: int) -> None:
         end.setblocking(False)
+        end.set_inheritable(False)  # a child would keep it open
         self._end = end
         self._max_bytes = max_bytes
-        self.is_ended = False
-        """Whether the peer is dead, or has sent too long a message."""
+        self.is_ended = False  # whether the peer is dead, or has sent too long a message
         self._received = bytearray()
         self._unsent = b""  # the rest of a message
         self._next: Any = None
@@ -70,7 +71,9 @@ class Channel:
         if not line_end:
             return None
         self._received = rest
-        return _parse(whole.rpartition(b"\n")[2])
+        with contextlib.suppress(ValueError, RecursionError):
+            return json.loads(whole.rpartition(b"\n")[2])
+        return None
 
     def _read(self) -> None:
         for _ in range(_MAX_READS):
@@ -88,10 +91,3 @@ class Channel:
 
     def close(self) -> None:
         self._end.close()
-
-
-def _parse(text: bytearray) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None

@@ -1,7 +1,7 @@
 """Coordinator: knows the status of every process, decides whether the service is ready, and runs layer rollouts.
 
-It runs in the supervisor, or in the process itself if there is no supervisor. It is synchronous and does no I/O. Its caller
-reports what happens. Each process gets the status of the whole service at every change, and after each of its own reports.
+It is synchronous and does no I/O. Its caller reports what happens. Each process gets the status of the whole service at every
+change, and after each of its own reports.
 Invariants: One rollout runs at a time. No process serves the new layers before every process has them ready. A rollout succeeds
 only when every process serves them. After a refusal, a death during PREPARE, a timeout, a withdrawal or the death of the author
 (the process that asked) it is rolled back; until then some processes may serve the new layer. A process counts only while its
@@ -13,11 +13,11 @@ process counts against none of them, because the coordinator itself was paused.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 from service.errors import LayerChanged, NotReady, ServiceError
-from service.supervisor.desired_state import DesiredState, Phase
-from service.supervisor.status import Change, Outcome, ServiceStatus, State, WorkerStatus
+from service.supervisor.status import Change, DesiredState, Outcome, Phase, ServiceStatus, State, WorkerStatus
 
 # Six missed pings.
 MAX_AGE_S = 6.0
@@ -33,8 +33,7 @@ class Member:
 
     send: Callable[[ServiceStatus], None]
     status: WorkerStatus = dataclasses.field(default_factory=WorkerStatus)
-    reported_at: float | None = None
-    has_served: bool = False
+    reported_at: float = -math.inf
     last_change: int = 0
     outcome: Outcome | None = None
     sent: ServiceStatus | None = None
@@ -63,20 +62,21 @@ class Coordinator:
         self._reported_at = now()
         self._rollout: Rollout | None = None
 
-    def join(self, pid: int, send: Callable[[ServiceStatus], None]) -> Member:
+    def join(self, pid: int, send: Callable[[ServiceStatus], None]) -> None:
         """Add a process that has been started; `send` gets each new status of the service, and must not call the coordinator."""
-        self._members[pid] = member = Member(send)
+        self._members[pid] = Member(send)
         self._go_on()
-        return member
 
     def report(self, pid: int, status: WorkerStatus) -> None:
         """Take in what a process reports of itself; ignore one that has left."""
         member = self._members.get(pid)
         if member is None:
             return
-        self._forgive_pause()
+        now, before = self._now(), self._reported_at
+        self._reported_at = now
+        for other in self._members.values() if now - before > PAUSE_S else ():  # forgive the pause
+            other.reported_at += now - before
         member.status, member.reported_at = status, self._reported_at
-        member.has_served |= status.state in {State.READY, State.DRAINING}
         if self.desired.version == 0 and status.found is not None:
             self.desired = DesiredState(1, layers=status.found)
         rollout, change = self._rollout, status.change
@@ -84,16 +84,12 @@ class Coordinator:
             self._abort(None)
         if change is not None and change.number != member.last_change:
             member.last_change = change.number
-            self._begin(pid, change)
+            try:
+                self.desired, self._rollout = self._prepare(pid, change)
+            except ServiceError as error:
+                member.outcome = _outcome(change.number, error)
         member.sent = None
         self._go_on()
-
-    def _forgive_pause(self) -> None:
-        now, before = self._now(), self._reported_at
-        self._reported_at = now
-        for member in self._members.values() if now - before > PAUSE_S else ():
-            if member.reported_at is not None:
-                member.reported_at += now - before
 
     def leave(self, pid: int) -> None:
         """Remove a process that has ended."""
@@ -104,7 +100,7 @@ class Coordinator:
 
     def why_not_ready(self) -> str | None:
         """Return None while every expected process is ready, else the worst reason in one sentence."""
-        reported = [member for member in self._members.values() if member.reported_at is not None]
+        reported = [member for member in self._members.values() if member.reported_at > -math.inf]
         fresh = [member.status for member in self._fresh().values()]
         for status in fresh:
             if status.state is State.FAILED:
@@ -113,7 +109,7 @@ class Coordinator:
             if count := sum(status.state is state for status in fresh):
                 return self._count(count, state.value)
         if len(fresh) < len(reported):
-            oldest = min(member.reported_at or 0.0 for member in reported)
+            oldest = min(member.reported_at for member in reported)
             return f"a process has not reported for {self._now() - oldest:.0f} s"
         if len(fresh) < self.expected_workers:
             return self._count(self.expected_workers - len(fresh), "not up yet")
@@ -125,15 +121,7 @@ class Coordinator:
 
     def _fresh(self) -> dict[int, Member]:
         oldest = self._now() - MAX_AGE_S
-        return {
-            pid: one for pid, one in self._members.items() if one.reported_at is not None and one.reported_at >= oldest
-        }
-
-    def _begin(self, author: int, change: Change) -> None:
-        try:
-            self.desired, self._rollout = self._prepare(author, change)
-        except ServiceError as error:
-            self._members[author].outcome = _outcome(change.number, error)
+        return {pid: member for pid, member in self._members.items() if member.reported_at >= oldest}
 
     def _prepare(self, author: int, change: Change) -> tuple[DesiredState, Rollout | None]:
         """Return the state and the rollout that begin the change; raise LayerChanged or NotReady.

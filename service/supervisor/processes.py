@@ -22,8 +22,7 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from types import FrameType
+from collections.abc import Iterator, Sequence
 
 from service.errors import ServiceError
 from service.observability.line_writer import FINISH_S, LineWriter, log_line
@@ -38,28 +37,32 @@ class StartError(ServiceError, code="cannot_start"):
     """The service cannot start as configured; the message is one line."""
 
 
-def reserve_port(host: str, port: int) -> socket.socket:
-    """Return a bound socket that never listens: it keeps `port` (0 = a free one) for this user's SO_REUSEPORT listeners.
+def bind(host: str, port: int, *, is_shared: bool = True) -> socket.socket:
+    """Return a bound socket; the kernel spreads connections over all shared sockets of a port that listen."""
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # tolerates lingering connections of an earlier run
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, is_shared)
+        bound.bind(address)
+    except OSError:
+        bound.close()
+        raise
+    return bound
 
-    The first bind fails if a listener or another supervisor has the port. SO_REUSEADDR tolerates lingering connections of an
-    earlier run. It is removed afterwards, because with it the bind of a second supervisor would succeed.
+
+def reserve_port(host: str, port: int) -> socket.socket:
+    """Return a bound socket that never listens: it keeps `port` (0 = a free one) for this user's shared sockets.
+
+    The first bind fails if a listener or another supervisor has the port. SO_REUSEADDR is removed afterwards, because with it the
+    bind of a second supervisor would succeed.
     """
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-        reserved = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            reserved.bind(address)
-            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
-        except OSError:
-            reserved.close()
-            raise
+        bind(host, port, is_shared=False).close()
+        reserved = bind(host, port)
     except OSError as error:
         raise StartError(f"cannot listen on {host} port {port}: {error.strerror or 'no such address'}") from None
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
     return reserved
 
 
@@ -135,10 +138,6 @@ def nonblocking_streams() -> Iterator[None]:
             relay.close()
 
 
-def _only_wake_up(_: int, __: FrameType | None) -> None:
-    """Do nothing: Python has written the signal's number into the wake-up pipe."""
-
-
 class Posix:
     """Children, signals and time of this process. An instance takes over SIGNALS until the process ends."""
 
@@ -147,21 +146,22 @@ class Posix:
         os.set_blocking(wake, False)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         for signum in SIGNALS:
-            # Set it even if our parent ignored the signal: with SIGCHLD ignored, a child's exit is never reported.
-            signal.signal(signum, _only_wake_up)
+            # It does nothing, because Python has written the number into the wake-up pipe. Set it even if our parent ignored the
+            # signal: with SIGCHLD ignored, a child's exit is never reported.
+            signal.signal(signum, lambda *_: None)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
-    def spawn(self, command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, Channel]:
-        """Start a child, with the number of its end of the channel as `{channel}`; return its pid and our end.
+    def spawn(self, command: Sequence[str]) -> tuple[int, Channel]:
+        """Start a child, with the number of its end of the channel as `--channel`; return its pid and our end.
 
         It uses posix_spawn, so that no Python runs between fork and exec: the C library sets signal mask and dispositions.
         """
         ours, its = socket.socketpair()
         with its:
             its.set_inheritable(True)
-            arguments = [str(its.fileno()) if part == "{channel}" else part for part in command]
+            arguments = [*command, "--channel", str(its.fileno())]
             try:
-                pid = os.posix_spawn(command[0], arguments, environment, setpgroup=0, setsigmask=(), setsigdef=SIGNALS)
+                pid = os.posix_spawn(command[0], arguments, os.environ, setpgroup=0, setsigmask=(), setsigdef=SIGNALS)
             except OSError:
                 ours.close()
                 raise
@@ -174,14 +174,11 @@ class Posix:
 
     def reap(self) -> Iterator[tuple[int, int]]:
         """Yield each child that ended: its pid and its exit code (negative: the signal). PID 1 also gets adopted ones."""
-        while True:
-            try:
+        with contextlib.suppress(ChildProcessError):
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            while pid:
+                yield pid, os.waitstatus_to_exitcode(status)
                 pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            yield pid, os.waitstatus_to_exitcode(status)
 
     def wait(self, timeout_s: float | None, channels: Sequence[Channel]) -> int | None:
         """Return the next signal; None if a channel has something to do, or `timeout_s` passed first."""
@@ -190,8 +187,7 @@ class Posix:
         ready, _, _ = select.select(read, [channel for channel in channels if channel.is_full], [], timeout_s)
         return os.read(self._signalled, 1)[0] if self._signalled in ready else None
 
-    def now(self) -> float:
-        return time.monotonic()
+    now = staticmethod(time.monotonic)
 
 
 def write_log_line(level: str, event: str, **fields: object) -> None:

@@ -17,7 +17,6 @@ import shutil
 import stat
 import tempfile
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from service.supervisor.processes import StartError
@@ -50,37 +49,25 @@ class RunDirectory:
                 parent.mkdir(parents=True, exist_ok=True)
             elif os.access(IN_MEMORY, os.W_OK):
                 parent = IN_MEMORY
-            _remove_abandoned(Path(tempfile.gettempdir()) if parent is None else parent)
-            return cls._make_in(parent, workers)
+            with contextlib.suppress(OSError):  # the parent may be writable and not readable
+                for path in list((parent or Path(tempfile.gettempdir())).iterdir()):
+                    if _NAME.fullmatch(path.name):
+                        _remove_unlocked(path)
+            made = cls(Path(tempfile.mkdtemp(".run", f"attention-{os.getpid()}-", parent)))
+            try:
+                made.restore()
+                with tempfile.TemporaryFile(dir=made.metrics) as space:
+                    os.posix_fallocate(space.fileno(), 0, workers * METRICS_BYTES)
+            except OSError:
+                made.close()
+                raise
         except OSError as error:
             where = "the temporary directory" if parent is None else str(parent)
             raise StartError(f"cannot make a run directory in {where}: {error.strerror}") from None
-
-    @classmethod
-    def _make_in(cls, parent: Path | None, workers: int) -> Self:
-        made = cls(Path(tempfile.mkdtemp(".run", f"attention-{os.getpid()}-", parent)))
-        try:
-            made.restore()
-            with tempfile.TemporaryFile(dir=made.metrics) as space:
-                os.posix_fallocate(space.fileno(), 0, workers * METRICS_BYTES)
-        except OSError:
-            made.release()
-            raise
         return made
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()
-
     def restore(self) -> bool:
-        """Make what is missing and lock the directory; return whether anything was missing.
-
-        Raise OSError if that fails or no file can be written there.
-        """
+        """Make what is missing and lock the directory; return whether anything was. Raise OSError if that, or a write, fails."""
         is_new = _make(self.path)
         self._lock()
         is_new |= _make(self.metrics)
@@ -88,7 +75,7 @@ class RunDirectory:
             file.write(b"1")
         return is_new
 
-    def release(self) -> None:
+    def close(self) -> None:
         """Release the lock; the last process removes the directory."""
         if self._lock_descriptor is not None:
             os.close(self._lock_descriptor)
@@ -123,25 +110,15 @@ class RunDirectory:
 
 def _make(path: Path) -> bool:
     """Make a directory; return whether it was missing. Raise OSError if something else is in its place."""
-    is_new = False
-    if not os.path.lexists(path):
-        with contextlib.suppress(FileExistsError):  # another process was quicker
-            path.mkdir(mode=0o700, parents=True)
-            is_new = True
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700, parents=True)
+        return True
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode):
         raise NotADirectoryError(errno.ENOTDIR, "something else is in its place")
     if found.st_uid != os.geteuid():
         raise PermissionError(errno.EPERM, "it belongs to another user")
-    return is_new
-
-
-def _remove_abandoned(parent: Path) -> None:
-    """Remove the directories of services whose processes have all ended."""
-    with contextlib.suppress(OSError):  # the parent may be writable and not readable
-        for path in list(parent.iterdir()):
-            if _NAME.fullmatch(path.name):
-                _remove_unlocked(path)
+    return False
 
 
 def _remove_unlocked(path: Path) -> None:

@@ -1,7 +1,9 @@
-"""Status: what a worker reports to the supervisor, and what the supervisor reports to each worker.
+"""Status: what a worker reports to the supervisor, and what the supervisor reports to each worker, with the desired state.
 
+Must not know: layers, engines, HTTP, processes.
 Invariants: Each message is the whole status of its sender, so only the latest counts and any earlier one may be lost. A malformed
-message of a worker parses to None and raises nothing, so nothing that a worker sends ends the supervisor.
+message of a worker parses to None and raises nothing, so nothing that a worker sends ends the supervisor. A desired state names
+digests, so a file that has changed since does not match.
 """
 
 from __future__ import annotations
@@ -9,11 +11,60 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
+from collections.abc import Mapping
 from typing import Any
 
-from service.supervisor.desired_state import DesiredState, Phase
-
 MAX_REASON_CHARS = 256
+
+
+class Phase(enum.StrEnum):
+    """A change serves `previous` in PREPARE, with `layers` ready, and `layers` in SERVE, with `previous` ready.
+
+    SETTLED serves `layers` and releases everything else. An abort of the first two leads to SETTLED with `previous`.
+    """
+
+    PREPARE = "prepare"
+    SERVE = "serve"
+    SETTLED = "settled"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DesiredState:
+    """One version of which layers every process serves; 0 until the first process has loaded the directory, then growing.
+
+    `layers` and `previous` map names to digests; `changed_layer` is the name of one layer.
+    """
+
+    version: int = 0
+    phase: Phase = Phase.SETTLED
+    layers: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    previous: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    changed_layer: str = ""
+
+    @property
+    def served(self) -> Mapping[str, str]:
+        return self.previous if self.phase is Phase.PREPARE else self.layers
+
+    @property
+    def loaded(self) -> set[tuple[str, str]]:
+        """The names and digests that a process keeps on its engine in this state."""
+        return {*self.layers.items(), *({} if self.phase is Phase.SETTLED else self.previous).items()}
+
+    def prepare(self, name: str, digest: str | None) -> DesiredState:
+        """Return the state that begins a change of one layer: another digest, or None to unload it."""
+        layers = {other: known for other, known in self.layers.items() if other != name}
+        layers |= {} if digest is None else {name: digest}
+        return DesiredState(self.version + 1, Phase.PREPARE, layers, self.layers, name)
+
+    def serve(self) -> DesiredState:
+        return DesiredState(self.version + 1, Phase.SERVE, self.layers, self.previous, self.changed_layer)
+
+    def settle(self) -> DesiredState:
+        return DesiredState(self.version + 1, Phase.SETTLED, self.layers)
+
+    def abort(self) -> DesiredState:
+        assert self.phase is not Phase.SETTLED, "no change is in progress. This is a bug."
+        return DesiredState(self.version + 1, Phase.SETTLED, self.previous)
 
 
 class State(enum.StrEnum):
@@ -35,12 +86,6 @@ class Change:
     digest: str | None
     seen: str | None
     timeout_s: float
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether every field has its type."""
-        types = (int, str, str | None, str | None, float)
-        return all(map(isinstance, _values(self), types)) and math.isfinite(self.timeout_s)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -70,16 +115,20 @@ class WorkerStatus:
             status = cls(**{**fields, "state": State(fields["state"]), "change": change})
         except (ValueError, TypeError, KeyError):
             return None
-        types = (State, str, int, str, bool, dict | None, Change | None, str)
-        is_whole = all(map(isinstance, _values(status), types)) and (change is None or change.is_whole)
-        if not is_whole or not all(isinstance(digest, str) for digest in (status.found or {}).values()):
+        types = (int, str, str | None, str | None, float)
+        if change is not None and not (_fits(change, *types) and math.isfinite(change.timeout_s)):
+            return None
+        if not _fits(status, State, str, int, str, bool, dict | None, Change | None, str):
+            return None
+        if not all(isinstance(digest, str) for digest in (status.found or {}).values()):
             return None
         texts = {name: getattr(status, name)[:MAX_REASON_CHARS] for name in ("reason", "refusal", "start_error")}
         return dataclasses.replace(status, **texts)
 
 
-def _values(message: Any) -> list[Any]:
-    return [getattr(message, field.name) for field in dataclasses.fields(message)]
+def _fits(message: Any, *types: Any) -> bool:
+    """Return whether each field of a dataclass has its type."""
+    return all(map(isinstance, [getattr(message, field.name) for field in dataclasses.fields(message)], types))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -21,25 +21,21 @@ Invariants:
 from __future__ import annotations
 
 import dataclasses
+import json
+import math
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import NoReturn, Protocol
 
+from service.supervisor import processes
 from service.supervisor.channel import STACKS_SIGNAL, Channel
-from service.supervisor.coordinator import Coordinator, Member
-from service.supervisor.processes import (
-    Posix,
-    StartError,
-    nonblocking_streams,
-    print_error,
-    reserve_port,
-    write_log_line,
-)
+from service.supervisor.coordinator import Coordinator
 from service.supervisor.run_directory import RunDirectory
-from service.supervisor.status import WorkerStatus
+from service.supervisor.status import State, WorkerStatus
 
 EXIT_FAILED = 1
 EXIT_REFUSED = 3
@@ -59,59 +55,39 @@ STEADY_S = 10.0
 CHECKS = 5
 # Two checks must lie further apart than two messages (PING_S) ever do.
 MIN_TIMEOUT_S = 10.0
-# The options of a worker's command line; the supervisor fills in the values.
-WORKER_OPTIONS = (
-    "--port", "{port}", "--slot", "{slot}", "--channel", "{channel}", "--run-dir", "{run_dir}", "--peers", "{peers}",
-)  # fmt: skip
-
-Log = Callable[..., None]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Plan:
-    """What to run, as a value that survives an exec. In `command` the supervisor fills in the placeholders of WORKER_OPTIONS.
+    """What to run, as a value that JSON carries through an exec.
 
-    `slot` counts from 0 and outlives the process in it. `channel` is the number of an open descriptor. `peers` is how many other
-    processes send messages. `watchdog_timeout_s` is how long a process may send none.
+    The supervisor adds options to `command`: `--port`, `--run-dir`, `--slot` (counts from 0 and outlives the process in it),
+    `--peers` (how many other processes send messages) and `--channel` (the number of an open descriptor).
+    `watchdog_timeout_s` is how long a process may send no message.
     """
 
-    command: tuple[str, ...]
-    environment: Mapping[str, str]
+    command: Sequence[str]
     host: str
     port: int
     workers: int
     drain_delay_s: float
     shutdown_grace_s: float
     watchdog_timeout_s: float
-    run_dir: Path | None = None
-
-    @property
-    def arguments(self) -> list[str]:
-        """All fields but the environment, which exec passes separately."""
-        numbers = (self.port, self.workers, self.drain_delay_s, self.shutdown_grace_s, self.watchdog_timeout_s)
-        return [self.host, *map(repr, numbers), "" if self.run_dir is None else str(self.run_dir), *self.command]
-
-    @classmethod
-    def of_arguments(cls, arguments: Sequence[str], environment: Mapping[str, str]) -> Plan:
-        host, port, workers, delay_s, grace_s, timeout_s, run_dir, *command = arguments
-        directory = Path(run_dir) if run_dir else None
-        times = float(delay_s), float(grace_s), float(timeout_s)
-        return cls(tuple(command), environment, host, int(port), int(workers), *times, directory)
+    run_dir: str | None = None
 
 
 @dataclasses.dataclass(slots=True)
 class Slot:
-    """One worker position. Without a `pid`, its process starts at `start_at` (None: never)."""
+    """One worker position. Without a `pid`, its process starts at `start_at`, which may be infinite."""
 
     index: int
-    start_at: float | None
+    start_at: float
     pid: int | None = None
     channel: Channel | None = None
-    member: Member | None = None
+    start_error: str = ""
     started: float = 0.0
     has_served: bool = False
-    checks_since_message: int | None = None
-    """None before the first message."""
+    checks_since_message: int | None = None  # None before the first message
     rapid_crashes: int = 0
 
     def retry_later(self, now: float) -> float:
@@ -123,36 +99,30 @@ class Slot:
         self.start_at = now + delay_s
         return delay_s
 
-    def check(self) -> int:
-        """Record a watchdog check; return the number of consecutive checks without a message, this one included."""
-        if self.checks_since_message is None:
-            return 0
-        missed, self.checks_since_message = self.checks_since_message, self.checks_since_message + 1
-        return missed
-
 
 class System(Protocol):
     """The operating-system calls that the supervisor needs (`processes.Posix`)."""
 
-    def spawn(self, command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, Channel]: ...
-
+    def spawn(self, command: Sequence[str]) -> tuple[int, Channel]: ...
     def kill(self, pid: int, signum: int) -> None: ...
-
     def reap(self) -> Iterable[tuple[int, int]]: ...
-
     def wait(self, timeout_s: float | None, channels: Sequence[Channel]) -> int | None: ...
-
     def now(self) -> float: ...
 
 
 class Supervisor:
-    """Runs a plan; `clean_up(slot)` removes what a dead process left in the run directory."""
+    """Runs a plan, with `options` for every worker; `clean_up(slot)` removes what a dead process left in the run directory."""
 
     def __init__(
-        self, plan: Plan, values: Mapping[str, str], system: System, clean_up: Callable[[int], None], log: Log
+        self,
+        plan: Plan,
+        options: Sequence[str],
+        system: System,
+        clean_up: Callable[[int], None],
+        log: Callable[..., None],
     ) -> None:
         self._plan = plan
-        self._values = values
+        self._options = options
         self._system = system
         self._clean_up = clean_up
         self._log = log
@@ -161,14 +131,17 @@ class Supervisor:
         self._check_s = max(MIN_TIMEOUT_S, plan.watchdog_timeout_s) / CHECKS
         self._check_at = system.now() + self._check_s
         self._exit_code: int | None = None
-        self._deadline: float | None = None
+        self._deadline = math.inf
         self._last_stop: tuple[signal.Signals, float] | None = None
 
     def run(self) -> int:
         """Run until all processes have ended; return the exit code."""
         while True:
-            self._start_due()
-            signum = self._system.wait(self._timeout_s(), [slot.channel for slot in self._slots if slot.channel])
+            for slot in self._slots:
+                self._start_if_due(slot)
+            due = min(self._check_at, self._deadline, *(slot.start_at for slot in self._slots))
+            timeout_s = None if due == math.inf else max(0.0, due - self._system.now())
+            signum = self._system.wait(timeout_s, [slot.channel for slot in self._slots if slot.channel])
             for slot in self._slots:
                 self._hear(slot)
             if signum in (signal.SIGTERM, signal.SIGINT):
@@ -177,9 +150,9 @@ class Supervisor:
                 self._log("info", "signal_ignored", signal="SIGHUP")
             for pid, code in self._system.reap():
                 self._reaped(pid, code)
-            if self._exit_code is None and self._system.now() >= self._check_at:
+            if self._system.now() >= self._check_at:
                 self._check_all()
-            if self._deadline is not None and self._system.now() >= self._deadline:
+            if self._system.now() >= self._deadline:
                 self._log("error", "workers_killed", reason="they did not exit in the grace period", pids=self._alive())
                 self._signal_all(signal.SIGKILL)
             if self._exit_code is not None and not self._alive():
@@ -189,40 +162,32 @@ class Supervisor:
     def _alive(self) -> list[int]:
         return [slot.pid for slot in self._slots if slot.pid is not None]
 
-    def _timeout_s(self) -> float | None:
-        """Return seconds until something is due; None if only a signal or a message can change anything."""
-        due = [slot.start_at for slot in self._slots if slot.start_at is not None]
-        if self._exit_code is None:
-            due.append(self._check_at)
-        if self._deadline is not None:
-            due.append(self._deadline)
-        return max(0.0, min(due) - self._system.now()) if due else None
+    def _hear(self, slot: Slot, *, is_dead: bool = False) -> None:
+        """Pass on what a worker has sent, and close its channel if it ends, is dead, or has sent too long a message.
 
-    def _hear(self, slot: Slot) -> None:
-        """Pass on what a worker has sent, and notice its end."""
+        A living process whose channel is closed drains, or the watchdog ends it.
+        """
         if slot.pid is None or slot.channel is None:
             return
         status = WorkerStatus.parse(slot.channel.receive())
         if status is not None:
-            slot.checks_since_message = 0
+            slot.checks_since_message, slot.start_error = 0, status.start_error
+            slot.has_served |= status.state in {State.READY, State.DRAINING}
             self._coordinator.report(slot.pid, status)
-        if slot.channel.is_ended:
+        if is_dead or slot.channel.is_ended:
             slot.checks_since_message = slot.checks_since_message or 0
-            self._leave(slot, slot.pid)
-        else:
-            slot.channel.flush()
-
-    def _leave(self, slot: Slot, pid: int) -> None:
-        """Close the channel of a process that ended or sent too long a message; the latter drains, or the watchdog ends it."""
-        if slot.channel is not None:
             slot.channel.close()
             slot.channel = None
-            self._coordinator.leave(pid)
+            self._coordinator.leave(slot.pid)
+        else:
+            slot.channel.flush()
 
     def _check_all(self) -> None:
         """Check each worker: a silent one writes its stacks at one check, and is killed at the next; `_reaped` does the rest."""
         for slot in self._slots:
-            missed = slot.check()
+            if (missed := slot.checks_since_message) is None:
+                continue
+            slot.checks_since_message = missed + 1
             if slot.pid is not None and missed in (CHECKS - 1, CHECKS):
                 signum = STACKS_SIGNAL if missed < CHECKS else signal.SIGKILL
                 self._system.kill(slot.pid, signum)
@@ -230,34 +195,28 @@ class Supervisor:
                 self._log("error", "worker_silent", **fields)
         self._check_at = self._system.now() + self._check_s
 
-    def _start_due(self) -> None:
-        for slot in self._slots:
-            if slot.start_at is not None and slot.start_at <= self._system.now():
-                self._start(slot)
-
-    def _start(self, slot: Slot) -> None:
+    def _start_if_due(self, slot: Slot) -> None:
+        if slot.start_at > self._system.now():
+            return
         peers = sum(other.checks_since_message is not None for other in self._slots if other is not slot)
-        values = {**self._values, "{slot}": str(slot.index), "{peers}": str(peers)}
-        command = [values.get(part, part) for part in self._plan.command]
+        command = [*self._plan.command, *self._options, "--slot", str(slot.index), "--peers", str(peers)]
         slot.started = self._system.now()
         try:
-            slot.pid, slot.channel = self._system.spawn(command, self._plan.environment)
+            slot.pid, slot.channel = self._system.spawn(command)
         except OSError as error:
             self._log("error", "worker_not_started", worker=slot.index, reason=error.strerror)
             slot.retry_later(slot.started)
             return
-        slot.start_at = None
+        slot.start_at, slot.start_error = math.inf, ""
         self._log("info", "worker_started", worker=slot.index, pid=slot.pid)
-        slot.member = self._coordinator.join(slot.pid, slot.channel.send)
+        self._coordinator.join(slot.pid, slot.channel.send)
 
     def _reaped(self, pid: int, code: int) -> None:
         slot = next((slot for slot in self._slots if slot.pid == pid), None)
         if slot is None:
             return
-        self._hear(slot)
-        self._leave(slot, pid)
+        self._hear(slot, is_dead=True)
         slot.pid = slot.checks_since_message = None
-        slot.has_served |= slot.member is not None and slot.member.has_served
         self._clean_up(slot.index)
         how = {"signal": _signal_name(-code)} if code < 0 else {"exit_code": code}
         lived_s = round(self._system.now() - slot.started, 3)
@@ -268,8 +227,8 @@ class Supervisor:
                 self._exit_code = self._exit_code or EXIT_FAILED
         elif code == EXIT_REFUSED and not slot.has_served:
             self._log("error", "worker_refused", worker=slot.index, pid=pid, lived_s=lived_s, **how)
-            if slot.member is not None and slot.member.status.start_error:
-                print_error(slot.member.status.start_error)
+            if slot.start_error:
+                processes.print_error(slot.start_error)
             self._end_all(EXIT_REFUSED)
         else:
             restart_in_s = slot.retry_later(self._system.now())
@@ -295,9 +254,9 @@ class Supervisor:
         self._deadline = self._system.now() + self._plan.drain_delay_s + self._plan.shutdown_grace_s + FORCE_S
 
     def _signal_all(self, signum: signal.Signals) -> None:
-        self._deadline = None
+        self._check_at = self._deadline = math.inf
         for slot in self._slots:
-            slot.start_at = None
+            slot.start_at = math.inf
             if slot.pid is not None:
                 self._system.kill(slot.pid, signum)
 
@@ -309,33 +268,36 @@ def _signal_name(signum: int) -> str:
         return f"signal {signum}"
 
 
-def exec_supervisor(plan: Plan) -> NoReturn:
-    """Turn this process into the supervisor by exec, which drops all that it has imported.
+def exec_supervisor(plan: Plan, environment: Mapping[str, str]) -> NoReturn:
+    """Turn this process into the supervisor by exec, which drops all that it has imported; workers get the environment.
 
     A stop signal that comes meanwhile stays pending until there is a handler: the signal mask outlives an exec.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
-    command = (sys.executable, "-m", "service.supervisor.supervisor", *plan.arguments)
-    os.execve(sys.executable, command, dict(plan.environment))  # noqa: S606 (our own program)
+    command = (sys.executable, "-m", "service.supervisor.supervisor", json.dumps(dataclasses.asdict(plan)))
+    os.execve(sys.executable, command, environment)  # noqa: S606 (our own program)
 
 
-@nonblocking_streams()
-def supervise(plan: Plan, log: Log = write_log_line) -> int:
+@processes.nonblocking_streams()
+def supervise(plan: Plan) -> int:
     """Serve until stopped; return the exit code. Exit afterwards: the signal handlers stay replaced.
 
     A failure to start is one line on stderr and EXIT_FAILED.
     """
-    system = Posix()
+    system, parent = processes.Posix(), None if plan.run_dir is None else Path(plan.run_dir)
     try:
-        with reserve_port(plan.host, plan.port) as reserved, RunDirectory.make(plan.run_dir, plan.workers) as run:
+        with (
+            processes.reserve_port(plan.host, plan.port) as reserved,
+            closing(RunDirectory.make(parent, plan.workers)) as run,
+        ):
             port = reserved.getsockname()[1]
-            values = {"{port}": str(port), "{run_dir}": str(run.path)}
-            log("info", "serving", host=plan.host, port=port, workers=plan.workers)
-            return Supervisor(plan, values, system, run.clean_up, log).run()
-    except StartError as error:
-        print_error(error.message)
+            processes.write_log_line("info", "serving", host=plan.host, port=port, workers=plan.workers)
+            options = ("--port", str(port), "--run-dir", str(run.path))
+            return Supervisor(plan, options, system, run.clean_up, processes.write_log_line).run()
+    except processes.StartError as error:
+        processes.print_error(error.message)
         return EXIT_FAILED
 
 
 if __name__ == "__main__":
-    raise SystemExit(supervise(Plan.of_arguments(sys.argv[1:], os.environ)))
+    raise SystemExit(supervise(Plan(**json.loads(sys.argv[1]))))

@@ -1,4 +1,4 @@
-"""ControlChannel: a process's link to the coordinator, which runs in the supervisor or, without one, in this process.
+"""ControlChannel: a process's link to the coordinator, which runs in the supervisor.
 
 Must not know: layers, HTTP, what the reports say.
 Invariants: Every report is the whole status of this process, and `service` is the latest status of the whole service. The timer
@@ -10,15 +10,12 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import faulthandler
-import os
-import socket
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
-from service.supervisor.channel import MAX_SUPERVISOR_BYTES, PING_S, STACKS_SIGNAL, Channel
-from service.supervisor.coordinator import MAX_AGE_S, Coordinator
+from service.supervisor.channel import PING_S, STACKS_SIGNAL, Channel
+from service.supervisor.coordinator import MAX_AGE_S
 from service.supervisor.status import ServiceStatus, WorkerStatus
 
 # As many answers as a process may miss reports (`supervisor/coordinator.py`).
@@ -26,25 +23,26 @@ MAX_UNANSWERED = int(MAX_AGE_S / PING_S)
 
 
 class ControlChannel:
-    """The channel of a process without a supervisor, which runs the coordinator itself. In tests several processes share one.
+    """`has_peers`: other processes' loops ran already when this one started. `ended` is called if the supervisor ends first."""
 
-    `has_peers`: other processes' event loops ran already when this one started.
-    """
-
-    def __init__(self, coordinator: Coordinator | None = None, pid: int = 0, *, has_peers: bool = False) -> None:
-        self.coordinator = coordinator or Coordinator(1, time.monotonic)
-        self.pid = pid
+    def __init__(self, end: Channel, *, has_peers: bool) -> None:
         self.has_peers = has_peers
         self.service = ServiceStatus()
         self.has_heard = False
         self.status = WorkerStatus()
+        self.ended: Callable[[], object] = bool
+        self.is_orphaned = False
+        self._end = end
         self._num_unanswered = 0
-        self._changed: Callable[[], object] = bool
+        self._changed: tuple[Callable[[], object], ...] = ()
 
-    def open(self, changed: Callable[[], object]) -> None:
-        """Begin to report, from the running loop; from now on call `changed` whenever a status of the service arrives."""
+    def open(self, *changed: Callable[[], object]) -> None:
+        """Begin to report, from the running loop; from now on call each `changed` whenever a status of the service arrives."""
         self._changed = changed
-        self._join()
+        if sys.stderr is not None:
+            faulthandler.register(STACKS_SIGNAL)
+        asyncio.get_running_loop().add_reader(self._end.fileno(), self._receive)
+        self._receive()
         self._repeat()
 
     @property
@@ -62,55 +60,33 @@ class ControlChannel:
         self.status = dataclasses.replace(self.status, **fields)
         self._send()
 
-    def _join(self) -> None:
-        self.coordinator.join(self.pid, self._take)
-
-    def _send(self) -> None:
-        self.coordinator.report(self.pid, self.status)
-
     def _repeat(self) -> None:
         self._num_unanswered += 1
         self._send()
         asyncio.get_running_loop().call_later(PING_S, self._repeat)
 
-    def _take(self, service: ServiceStatus) -> None:
-        self.service, self.has_heard, self._num_unanswered = service, True, 0
-        self._changed()
-
-
-class SupervisorChannel(ControlChannel):
-    """The channel to the supervisor; `ended` is called if the supervisor ends before this process."""
-
-    def __init__(self, descriptor: int, *, has_peers: bool) -> None:
-        super().__init__(has_peers=has_peers)
-        os.set_inheritable(descriptor, False)
-        self._channel = Channel(socket.socket(fileno=descriptor), MAX_SUPERVISOR_BYTES)
-        self.ended: Callable[[], object] = bool
-        self.is_orphaned = False
-
-    def _join(self) -> None:
-        if sys.stderr is not None:
-            faulthandler.register(STACKS_SIGNAL)
-        asyncio.get_running_loop().add_reader(self._channel.fileno(), self._receive)
-        self._receive()
-
     def _send(self) -> None:
-        self._channel.send(self.status)
-        if self._channel.is_full:
-            asyncio.get_running_loop().add_writer(self._channel.fileno(), self._flush)
+        self._end.send(self.status)
+        if self._end.is_full:
+            asyncio.get_running_loop().add_writer(self._end.fileno(), self._flush)
 
     def _flush(self) -> None:
-        self._channel.flush()
-        if not self._channel.is_full:
-            asyncio.get_running_loop().remove_writer(self._channel.fileno())
+        self._end.flush()
+        if not self._end.is_full:
+            asyncio.get_running_loop().remove_writer(self._end.fileno())
 
     def _receive(self) -> None:
-        message = self._channel.receive()
+        message = self._end.receive()
         if message is not None:
             self._take(ServiceStatus.parse(message))
-        if self._channel.is_ended:
+        if self._end.is_ended:
             self.is_orphaned = True
             loop = asyncio.get_running_loop()
-            loop.remove_reader(self._channel.fileno())
-            loop.remove_writer(self._channel.fileno())
+            loop.remove_reader(self._end.fileno())
+            loop.remove_writer(self._end.fileno())
             loop.call_soon(self.ended)
+
+    def _take(self, service: ServiceStatus) -> None:
+        self.service, self.has_heard, self._num_unanswered = service, True, 0
+        for changed in self._changed:
+            changed()

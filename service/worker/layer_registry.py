@@ -10,16 +10,18 @@ a LayerError of its own; the others are served. A file may change at any time, s
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
+from torch import Tensor
+
 from service.attention.engine import Engine, LoadedLayer
+from service.attention.spec import LayerSpec
 from service.errors import EngineDown, LayerError, LayerNotLoaded
-from service.layers.catalog import Catalog, ServedAttention, ServedLayer, load_all
+from service.layers.catalog import Catalog, ServedAttention, ServedLayer
 from service.layers.store import Store
-from service.layers.stored_layer import StoredLayer
-from service.supervisor.desired_state import DesiredState
+from service.supervisor.status import DesiredState
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -29,11 +31,8 @@ class Listener(Protocol):
     """Receives the registry's events, for metrics and logs (`observability/telemetry.py`)."""
 
     def layer_loaded(self, name: str, loaded: LoadedLayer) -> None: ...
-
     def layer_refused(self, name: str, error: LayerError) -> None: ...
-
     def layer_not_loaded(self, error: LayerError) -> None: ...
-
     def serving(self, names: list[str], num_layers: int) -> None: ...
 
 
@@ -75,17 +74,15 @@ class LayerRegistry:
 
         Raises LayerError if every layer fails or, if `strict`, if one fails.
         """
-        found = await self._read(self._load_thread, load_all, self._store, strict=strict)
-        for name, error in found.failures.items():
-            self._listener.layer_refused(name, error)
-        for name, stored in found.layers.items():
+        names = await self._read(self._load_thread, self._store.names)
+        for name in names:
             try:
-                await self._load(stored)
+                await self._load(name)
             except LayerError as error:
                 if strict:
                     raise
                 self._listener.layer_refused(name, error)
-        if not self._loaded and (found.layers or found.failures):
+        if names and not self._loaded:
             raise LayerError("the layer directory holds no layer that can be served; `layers import` puts one there")
         return dict(self._loaded.keys())
 
@@ -96,19 +93,21 @@ class LayerRegistry:
     async def apply(self, desired: DesiredState) -> None:
         """Load the layers of the desired state, serve those that it serves, and release the rest."""
         if self._attention is None:
-            self._attention = ServedAttention(await asyncio.wrap_future(self._engine.load(None, {})))
+            self._attention = ServedAttention(await self._load_on_engine("attention without a layer", None, {}))
             self._listener.layer_loaded(self._attention.name, self._attention.loaded)
         errors: dict[tuple[str, str], LayerError] = {}
         for name, digest in sorted(desired.loaded - self._loaded.keys()):
             try:
-                await self._load(await self._read_version(name, digest))
+                await self._load(name, digest)
             except LayerError as error:
                 errors[name, digest] = error
         self._serve(desired)
         missing = {key[0]: errors[key] for key in desired.layers.items() if key in errors}
         first = next(iter(missing.values()), None)
         before, self.fault = self.fault, None if first is None else first.message
-        self.refusal = _refusal(missing.get(desired.changed_layer))
+        refused = missing.get(desired.changed_layer)
+        # Keep the message, not the error: its traceback holds the tensors.
+        self.refusal = None if refused is None else Refusal(refused.message, not isinstance(refused, LayerNotLoaded))
         if first is not None and self.fault != before:  # report it once, not at every retry
             self._listener.layer_not_loaded(first)
 
@@ -129,32 +128,26 @@ class LayerRegistry:
             del before  # the last reference, unless a request was admitted with a released layer
             self._engine.release()
 
-    async def _read_version(self, name: str, digest: str) -> StoredLayer:
-        """Read the version with that digest; raises LayerError if the directory has no such version (any more, or yet)."""
+    async def _load(self, name: str, digest: str | None = None) -> None:
+        """Load a layer, with that digest if one is given; raises LayerError if the directory has none (any more, or yet)."""
         stored = await self._read(self._load_thread, self._store.load, name)
-        if stored.digest != digest:
+        if digest not in (None, stored.digest):
             raise LayerError(f'layer "{name}": the file in the layer directory is not the version that is served')
-        return stored
+        loaded = await self._load_on_engine(f'layer "{stored.name}"', stored.spec, stored.tensors)
+        self._loaded[stored.name, stored.digest] = ServedLayer(stored, loaded)
+        self._listener.layer_loaded(stored.name, loaded)
 
-    async def _load(self, stored: StoredLayer) -> None:
-        """Load the layer on the engine, self-check included; raises LayerNotLoaded, or EngineDown."""
+    async def _load_on_engine(self, what: str, spec: LayerSpec | None, tensors: Mapping[str, Tensor]) -> LoadedLayer:
+        """Load on the engine, self-check included; raises LayerNotLoaded, or EngineDown."""
         try:
-            loaded = await asyncio.wrap_future(self._engine.load(stored.spec, stored.tensors))
+            return await asyncio.wrap_future(self._engine.load(spec, tensors))
         except EngineDown:
             raise
         except Exception as error:
-            reason = "there is no memory for it, or its first forward passes failed"
-            raise LayerNotLoaded(f'layer "{stored.name}": {reason}') from error
-        self._loaded[stored.name, stored.digest] = ServedLayer(stored, loaded)
-        self._listener.layer_loaded(stored.name, loaded)
+            raise LayerNotLoaded(f"{what}: there is no memory for it, or its first forward passes failed") from error
 
     async def _read(self, thread: ThreadPoolExecutor, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         future = thread.submit(work, *args, **kwargs)
         self._reads.add(future)
         future.add_done_callback(self._reads.discard)
         return await asyncio.wrap_future(future)
-
-
-def _refusal(error: LayerError | None) -> Refusal | None:
-    """Keep the message, not the error: the error's traceback holds the tensors."""
-    return None if error is None else Refusal(error.message, not isinstance(error, LayerNotLoaded))

@@ -10,33 +10,29 @@ whether it was complete by then. The layer's name decides which file is read; no
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
 
 from service.errors import Draining, InvalidInput, LayerChanged, LayerError, LayerMissing, LayerNotFound, NotReady
 from service.layers.catalog import Catalog, ServedLayer
 from service.layers.stored_layer import NAME
-from service.supervisor.desired_state import DesiredState, Phase
-from service.supervisor.status import Change, Outcome
+from service.observability.telemetry import Telemetry
+from service.supervisor.status import Change, DesiredState, Outcome, Phase
 from service.worker.control_channel import ControlChannel
+from service.worker.layer_registry import LayerRegistry
 
 # The coordinator aborts a change after `timeout_s`. If no answer has arrived this much later, the change is withdrawn.
 ANSWER_S = 10.0
-
-
-class Registry(Protocol):
-    """Reads digests from the layer directory, and has the served layers (`worker/layer_registry.py`)."""
-
-    catalog: Catalog | None
-
-    async def digest(self, name: str) -> str: ...
+NOT_SERVED = "no layer of that name is served; GET /v1/layers lists them"
 
 
 class LayerRollout:
     """Changes layers, one at a time; `timeout_s` limits the wait for the file, and then the wait for all processes."""
 
-    def __init__(self, registry: Registry, channel: ControlChannel, timeout_s: float) -> None:
+    def __init__(
+        self, registry: LayerRegistry, channel: ControlChannel, telemetry: Telemetry, timeout_s: float
+    ) -> None:
         self._registry = registry
         self._channel = channel
+        self._telemetry = telemetry
         self._timeout_s = timeout_s
         self._number = 0
         self._ended: asyncio.Future[tuple[Outcome, Catalog | None]] | None = None  # set while a change is in progress
@@ -58,22 +54,36 @@ class LayerRollout:
 
     async def put(self, name: str) -> tuple[ServedLayer, bool]:
         """Make every process serve the layer's current file; return the layer and whether its name is new."""
-        _check_name(name)
-        seen = self._settled().layers.get(name)
-        # Read before the change begins: a file may be slow to read, and most often there is nothing to change.
-        catalog, is_new = await self._roll_out(name, await self._digest(name), seen)
+        seen = self._settled(name).layers.get(name)
+        try:
+            # Read before the change begins: a file may be slow to read, and most often there is nothing to change.
+            async with asyncio.timeout(self._timeout_s):
+                digest = await self._registry.digest(name)
+        except TimeoutError:
+            raise NotReady("the file could not be read in time; nothing was changed", retry_after_s=5) from None
+        except LayerMissing:
+            raise LayerNotFound("the layer directory has no file of that name") from None
+        except LayerError as error:
+            self._telemetry.layer_refused(name, error)
+            raise InvalidInput(error.message) from error
+        catalog, is_new = await self._roll_out(name, digest, seen)
         assert catalog is not None, "a layer is served, and nothing is. This is a bug."
+        self._telemetry.layers_changed("put", name)
         return catalog.get(name), is_new
 
     async def drop(self, name: str) -> None:
         """Make every process stop serving the layer."""
-        _check_name(name)
-        if name not in self._settled().layers:
-            raise _not_served()
+        if name not in self._settled(name).layers:
+            raise LayerNotFound(NOT_SERVED)
         await self._roll_out(name, None, None)
+        self._telemetry.layers_changed("drop", name)
 
-    def _settled(self) -> DesiredState:
-        """Return the current state; raise Draining after `close`, and NotReady while layers are loaded or changed."""
+    def _settled(self, name: str) -> DesiredState:
+        """Return the current state; raise LayerNotFound for a name that no layer can have, Draining after `close`, and NotReady
+        while layers are loaded or changed.
+        """
+        if NAME.fullmatch(name) is None:
+            raise LayerNotFound(NOT_SERVED)
         desired = self._channel.service.desired
         if self._is_closed:
             raise Draining("the service is shutting down and changes no layers")
@@ -83,19 +93,8 @@ class LayerRollout:
             raise NotReady("another change of layers is under way", retry_after_s=1)
         return desired
 
-    async def _digest(self, name: str) -> str:
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                return await self._registry.digest(name)
-        except TimeoutError:
-            raise NotReady("the file could not be read in time; nothing was changed", retry_after_s=5) from None
-        except LayerMissing:
-            raise LayerNotFound("the layer directory has no file of that name") from None
-        except LayerError as error:
-            raise InvalidInput(error.message) from error
-
     async def _roll_out(self, name: str, digest: str | None, seen: str | None) -> tuple[Catalog | None, bool]:
-        self._settled()
+        self._settled(name)
         self._number += 1
         self._ended = asyncio.get_running_loop().create_future()
         self._channel.report(change=Change(self._number, name, digest, seen, self._timeout_s))
@@ -113,12 +112,3 @@ class LayerRollout:
             refused = LayerChanged if outcome.code == LayerChanged.code else NotReady
             raise refused(outcome.message, retry_after_s=int(outcome.retry_after_s or 1))
         return catalog, outcome.is_new
-
-
-def _check_name(name: str) -> None:
-    if NAME.fullmatch(name) is None:
-        raise _not_served()
-
-
-def _not_served() -> LayerNotFound:
-    return LayerNotFound("no layer of that name is served; GET /v1/layers lists them")

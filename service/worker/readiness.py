@@ -1,21 +1,36 @@
-"""Readiness: decides whether this process is ready, and reports that to the supervisor.
+"""Readiness: decides whether this process is ready, and reports that to the supervisor; probes layers without recent requests.
 
-Invariants: Readiness follows the latest answers of the layers (`probes.py`), never a flag alone. No process is ready before it
-listens. A process listens while it loads, unless other processes are ready.
+Invariants: Readiness follows the latest answers of the layers, never a flag alone. No process is ready before it listens. A
+process listens while it loads, unless other processes are ready. A probe is a real forward pass that waits in the queue like any
+request, in a lane of its own. A failed probe has one effect: the last answer of its layer gets older. No request metric counts
+probes, because no caller sent them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
+import torch
+
+from service.attention.call import Answer, AttentionCall, Call
+from service.attention.cost import flops
+from service.attention.engine import LayerCall
+from service.attention.masks import Sizes
 from service.batching.batcher import Batcher
+from service.batching.job import Cost
+from service.errors import ServiceError
+from service.layers.catalog import Catalog, Served, ServedAttention
+from service.observability.telemetry import PROBE
 from service.supervisor.status import State
 from service.worker.control_channel import ControlChannel
 from service.worker.layer_registry import LayerRegistry
-from service.worker.probes import Probes
 
+# If a layer has answered nothing for this many probe intervals, the process is not ready.
+STALE_INTERVALS = 3
 LOADING = "layers are being loaded"
 NOT_LISTENING = "the port is not open yet"
 DRAINING = "draining"
@@ -23,45 +38,47 @@ ENGINE_DOWN = "the engine is down"
 
 
 class Log(Protocol):
-    """Receives readiness changes, for metrics and logs (`observability/telemetry.py`)."""
+    """Receives readiness changes, and knows when layers answered (`observability/telemetry.py`)."""
 
+    def seconds_since_answer(self, name: str) -> float: ...
     def readiness_changed(self, *, is_ready: bool, num_ready: int) -> None: ...
-
     def heartbeat_failed(self, reason: str) -> None: ...
-
     def heartbeat_recovered(self) -> None: ...
-
     def run_directory_recreated(self) -> None: ...
 
 
 class Readiness:
     """One for each process; made inside the event loop it runs on.
 
-    `restore` makes the missing parts of the run directory and returns whether any were missing; it may raise OSError.
+    `restore` makes the missing parts of the run directory and returns whether any were missing; it may raise OSError. A layer
+    that has answered nothing for `probe_s` is probed; a probe may take `probe_timeout_s`. `joined` is called when a new process
+    becomes ready while others have been ready before.
     """
 
     def __init__(
         self,
         channel: ControlChannel,
-        batcher: Batcher[Any, Any],
+        batcher: Batcher[LayerCall, Answer],
         registry: LayerRegistry,
-        probes: Probes,
         log: Log,
         restore: Callable[[], bool],
+        probe_s: float,
+        probe_timeout_s: float,
     ) -> None:
+        self.joined: Callable[[], object] = bool
         self._channel = channel
         self._batcher = batcher
         self._registry = registry
-        self._probes = probes
         self._log = log
         self._restore = restore
+        self._probe_s = probe_s
+        self._probe_timeout_s = probe_timeout_s
         self._reason: str | None = LOADING
         self._write_error: str | None = None  # why the run directory cannot be written
         self._has_loaded = asyncio.Event()  # set when the layers are loaded, or never will be
         self._is_listening = False
         self._version = 0
         self._ready_before: set[int] = set()  # pids of processes that have been ready
-        self._joined: Callable[[], object] | None = None
 
     @property
     def reason(self) -> str:
@@ -72,10 +89,6 @@ class Readiness:
         """Return when the port may open: if others serve, after the load, because the kernel uses every listener."""
         if self._channel.has_peers or self._channel.service.ready:
             await self._has_loaded.wait()
-
-    def when_joined(self, joined: Callable[[], object]) -> None:
-        """Have `joined` called when a new process becomes ready while others have been ready before."""
-        self._joined = joined
 
     def port_opened(self) -> None:
         """Record that the port is open: a client can now reach this process once it reports ready."""
@@ -116,14 +129,35 @@ class Readiness:
             return LOADING
         if catalog.awaited:
             return self._registry.fault or "a layer is missing"
-        return self._probes.why_not_ready(catalog) or self._write_error
+        return self._why_stale(catalog) or self._write_error
+
+    def _why_stale(self, catalog: Catalog) -> str | None:
+        for model in catalog.models():
+            age = self._log.seconds_since_answer(model.name)
+            if age > STALE_INTERVALS * self._probe_s:
+                return f'layer "{model.name}" has not answered for {age:.0f} s'
+        return None
+
+    async def probe(self) -> None:
+        """Probe every layer that is due; a probe that fails raises nothing."""
+        for model in () if self._registry.catalog is None else self._registry.catalog.models():
+            if self._log.seconds_since_answer(model.name) >= self._probe_s:
+                call, cost = _probe(model)
+                lane, until = (model.name, model.digest, PROBE), time.monotonic() + self._probe_timeout_s
+                with contextlib.suppress(ServiceError):
+                    await self._batcher.submit(call, lane, cost, until)
 
     def report(self) -> None:
-        """Report the current state to the supervisor."""
-        before, self._write_error = self._write_error, self._why_not_writable()
-        if self._write_error is not None and self._write_error != before:
-            self._log.heartbeat_failed(self._write_error)
-        elif self._write_error is None and before is not None:
+        """Make the missing parts of the run directory, and report the current state to the supervisor."""
+        before, self._write_error = self._write_error, None
+        try:
+            if self._restore():
+                self._log.run_directory_recreated()
+        except OSError as error:
+            self._write_error = f"the run directory (ATTENTION_RUN_DIR) cannot be written: {error.strerror}"
+            if self._write_error != before:
+                self._log.heartbeat_failed(self._write_error)
+        if self._write_error is None and before is not None:
             self._log.heartbeat_recovered()
         reason = self._own_reason()
         refusal, is_file_changed = self._registry.refusal or ("", False)
@@ -143,17 +177,8 @@ class Readiness:
         # A process that starts late counts too: it looks the same as the replacement of one that died between two reports.
         has_joined = bool(self._ready_before) and not ready <= self._ready_before
         self._ready_before |= ready
-        if has_joined and self._joined is not None:
-            self._joined()
-
-    def _why_not_writable(self) -> str | None:
-        """Make the missing parts of the run directory, or return why that fails; the next report tries again."""
-        try:
-            if self._restore():
-                self._log.run_directory_recreated()
-        except OSError as error:
-            return f"the run directory (ATTENTION_RUN_DIR) cannot be written: {error.strerror}"
-        return None
+        if has_joined:
+            self.joined()
 
     def _state(self, reason: str | None) -> State:
         has_served = self._registry.catalog is not None
@@ -163,3 +188,15 @@ class Readiness:
         if reason == DRAINING and has_served:
             return State.DRAINING
         return State.FAILED if has_served and self._is_listening else State.STARTING
+
+
+def _probe(model: Served) -> tuple[LayerCall, Cost]:
+    """Return the smallest call and its cost."""
+    cost = Cost(sequences=1, tokens=2, cells=1, weights_bytes=0, input_bytes=0, flops=1)
+    if isinstance(model, ServedAttention):
+        row = torch.zeros(1, 1, 1, 1)
+        return LayerCall(model.loaded, AttentionCall(row, row, row, scale=1.0)), cost
+    spec = model.spec
+    query, key, value = (torch.zeros(1, 1, width) for width in (spec.query_width, spec.key_width, spec.value_width))
+    work = flops(spec, Sizes(1, spec.num_heads, 1, 1), None, None)
+    return LayerCall(model.loaded, Call(model.name, query, key, value)), cost._replace(cells=spec.num_heads, flops=work)

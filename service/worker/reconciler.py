@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Callable
 
 from service.loop_time import Clock
-from service.supervisor.desired_state import DesiredState
+from service.supervisor.status import DesiredState
 from service.worker.control_channel import ControlChannel
 from service.worker.layer_registry import LayerRegistry
 
@@ -36,14 +36,9 @@ class Reconciler:
         self._retry_s = retry_s
         self._acknowledge = acknowledge
         self._checked = asyncio.Event()
-        self._applied: DesiredState | None = None
+        self.applied = DesiredState()  # version 0 before the first
         self._applying: tuple[DesiredState, asyncio.Task[None]] | None = None
         self._retry_at = 0.0
-
-    @property
-    def version(self) -> int:
-        """Version of the state that was applied last; 0 before the first."""
-        return 0 if self._applied is None else self._applied.version
 
     def check(self) -> None:
         """Check for another state or a due retry; stop applying a state that was replaced."""
@@ -67,7 +62,9 @@ class Reconciler:
         while True:
             await self._check()
             desired = self._channel.service.desired
-            if desired.version != self.version or (self._registry.fault and self._clock.now() >= self._retry_at):
+            if desired.version != self.applied.version or (
+                self._registry.fault and self._clock.now() >= self._retry_at
+            ):
                 await self._apply_until_replaced(desired)
 
     async def _check(self) -> None:
@@ -88,6 +85,6 @@ class Reconciler:
 
     async def _apply(self, desired: DesiredState) -> None:
         await self._registry.apply(desired)
-        self._applied = desired
+        self.applied = desired
         self._retry_at = self._clock.now() + self._retry_s
         self._acknowledge(desired.version)

@@ -14,15 +14,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import functools
 import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from uvicorn.config import STARTUP_FAILURE
@@ -30,8 +28,11 @@ from uvicorn.config import STARTUP_FAILURE
 from service import __version__
 from service.http.connection import Connection, ConnectionLimits
 from service.http.cycle import ReadAhead, WriteCoalescer
-from service.http.listener import BACKLOG, PAUSE_S, ConnectionSet, ConnectionSlots, Listener
+from service.http.listener import BACKLOG, PAUSE_S, ConnectionSet, Listener
 from service.observability.logs import finish_logs, get_logger
+
+if TYPE_CHECKING:
+    from service.worker.service import Service
 
 # Longer than the usual 60 s of load balancers, so that a worker never closes a connection that they are about to use.
 KEEP_ALIVE_S = 75
@@ -45,60 +46,36 @@ SHED_PER_S = 500
 FAULT_GRACE_S = 2.0
 
 
-def _nothing() -> None:
-    return None
-
-
-def _always() -> bool:
-    return True
-
-
 def _exit_at_once(exit_code: int) -> None:
     finish_logs()
     os._exit(exit_code)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Drain:
-    """A worker's drain: its times, and the application's callback for each step (on the loop, synchronous, raises nothing)."""
-
-    delay_s: float
-    grace_s: float
-    begin: Callable[[], None]
-    """Turn readiness off; everything else continues."""
-    stop_admitting: Callable[[], None] = _nothing
-    """The listener closes now: refuse new requests on open connections as draining."""
-    settle: Callable[[], None] = _nothing
-    """The grace is over: refuse every request that still waits."""
-    is_over: Callable[[], bool] = _always
-    """Called last: False if an orderly exit would wait for a thread that still works."""
-
-
 class Server(uvicorn.Server):
     """`run_to_end` serves `application` on `listener` within `limits` and returns the exit code of the process.
 
-    `opened` is called once connections are accepted. `tls` has the files of the certificate and of its private key, in PEM;
-    without the second the key is in the first too.
+    It calls `service` when connections are accepted and at each step of the drain. `tls` has the files of the certificate and of
+    its private key, in PEM; without the second the key is in the first too.
     """
 
     def __init__(
         self,
         application: Any,
+        service: Service,
         listener: socket.socket,
-        drain: Drain,
         limits: ConnectionLimits,
         *,
-        opened: Callable[[], None] = _nothing,
+        delay_s: float,
+        grace_s: float,
         tls: tuple[Path, Path | None] | None = None,
-        force: Callable[[int], object] = _exit_at_once,
     ) -> None:
         super().__init__(_config(application, tls))
         self.exit_code = 0
+        self._service = service
         self._bound = listener
         self._limits = limits
-        self._drain = drain
-        self._opened = opened
-        self._force = force
+        self._delay_s = delay_s
+        self._grace_s = grace_s
         self._log = get_logger()
         self._is_leaving = False
         self._leave = asyncio.Event()
@@ -132,9 +109,9 @@ class Server(uvicorn.Server):
         if delay_s > 0:
             asyncio.get_running_loop().call_later(delay_s, self._close)
         else:
-            # Set it before `begin` runs: the loop acts on it after this step, whatever `begin` does.
+            # Set it first: the loop acts on it after this step, whatever the service does.
             self._close()
-        self._drain.begin()
+        self._service.begin_drain()
 
     def _close(self) -> None:
         self.should_exit = True
@@ -142,11 +119,11 @@ class Server(uvicorn.Server):
 
     def _signalled(self, signum: int) -> None:
         if not self._is_leaving:
-            self._log.info("draining", signal=signal.Signals(signum).name, delay_s=self._drain.delay_s)
-            self.leave(delay_s=self._drain.delay_s)
+            self._log.info("draining", signal=signal.Signals(signum).name, delay_s=self._delay_s)
+            self.leave(delay_s=self._delay_s)
             return
         self._log.warning("forced", signal=signal.Signals(signum).name)
-        self._force(128 + signum)
+        _exit_at_once(128 + signum)
 
     def supervisor_ended(self) -> None:
         """Begin the drain without delay, because no supervisor would replace this process."""
@@ -158,13 +135,13 @@ class Server(uvicorn.Server):
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self._signalled, signum)
-        loop.add_signal_handler(signal.SIGHUP, _nothing)
+        loop.add_signal_handler(signal.SIGHUP, lambda: None)
         await self._serve(sockets)
         self._log.info("left", exit_code=self.exit_code)
-        if not self._drain.is_over():
+        if not self._service.is_over():
             # An endless forward pass or a slow file read: no request waits for its result any more.
             self._log.warning("thread_abandoned")
-            self._force(self.exit_code)
+            _exit_at_once(self.exit_code)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 (uvicorn's; there are none)
         """Like uvicorn's, but with this service's Listener."""
@@ -173,10 +150,13 @@ class Server(uvicorn.Server):
             sys.exit(STARTUP_FAILURE)
         state, limits = self.lifespan.state, self._limits
         shared = WriteCoalescer(), ReadAhead(limits.max_read_ahead_bytes)
-        connection = functools.partial(Connection, self.config, self.server_state, state, limits, *shared)
-        slots = ConnectionSlots(limits.max_connections)
         self._listener = Listener(
-            self._bound, slots, connection, self.config.ssl, limits.header_timeout_s, self._report_pause
+            self._bound,
+            limits.max_connections,
+            functools.partial(Connection, self.config, self.server_state, state, limits, *shared),
+            self.config.ssl,
+            limits.header_timeout_s,
+            lambda error: self._log.error("connections_not_taken", reason=error.strerror, pause_s=PAUSE_S),
         )
         self._listener.open()
         self.started = True
@@ -184,7 +164,7 @@ class Server(uvicorn.Server):
         scheme = "https" if self.config.is_ssl else "http"
         address = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
         self._log.info("listening", address=address, pid=os.getpid())
-        self._opened()
+        self._service.readiness.port_opened()
 
     async def main_loop(self) -> None:
         """Sleep until the drain, and renew the date header once a second; uvicorn's wakes ten times a second."""
@@ -197,9 +177,8 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 (uvicorn's; there are none)
         """Drain. uvicorn's own shutdown closes idle connections that clients are about to use, and cancels late requests."""
         loop = asyncio.get_running_loop()
-        grace_s = min(self._drain.grace_s, FAULT_GRACE_S) if self.exit_code else self._drain.grace_s
-        end = loop.time() + grace_s
-        self._drain.stop_admitting()
+        end = loop.time() + (min(self._grace_s, FAULT_GRACE_S) if self.exit_code else self._grace_s)
+        self._service.stop_admitting()
         # Take over the connections that wait to be accepted, in the step that closes the listener: closing it would reset them.
         waiting = self._listener.close()
         # From here on every response says that it is the last of its connection.
@@ -207,22 +186,19 @@ class Server(uvicorn.Server):
         # Connect them concurrently: with TLS each call returns only after the peer's handshake, which may never come.
         await asyncio.gather(*(self._listener.connect(taken, LINGER_S) for taken in waiting))
         for connection in list(self._connections):
-            if not _is_idle(connection):
+            if connection.cycle is not None and not connection.cycle.response_complete:  # it is not idle
                 connection.shutdown()
         await self._all_closed(LINGER_S)
         for connection in list(self._connections):
             connection.shutdown()
         if not await self._closed_by(end):
             self._log.warning("grace_over", requests=len(self._tasks), connections=len(self._connections))
-            self._drain.settle()
+            self._service.settle()
             await self._all_closed(ANSWER_S)
         for connection in list(self._connections):
             connection.transport.abort()
         await self._all_closed(CUT_S)
         await self.lifespan.shutdown()
-
-    def _report_pause(self, error: OSError) -> None:
-        self._log.error("connections_not_taken", reason=error.strerror, pause_s=PAUSE_S)
 
     async def _closed_by(self, end: float) -> bool:
         """Like `_all_closed`, until `end`. Cut closing TLS connections whose bytes have arrived: an idle peer sends no close."""
@@ -241,14 +217,12 @@ class Server(uvicorn.Server):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while self._connections or self._tasks:
-                    await self._connections.emptied()
+                    if self._connections:
+                        self._connections.emptied.clear()
+                        await self._connections.emptied.wait()
                     if self._tasks:
                         await asyncio.wait(self._tasks)
         return not (self._connections or self._tasks)
-
-
-def _is_idle(connection: Any) -> bool:
-    return connection.cycle is None or connection.cycle.response_complete
 
 
 def _config(application: Any, tls: tuple[Path, Path | None] | None) -> uvicorn.Config:

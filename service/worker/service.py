@@ -3,7 +3,7 @@
 Invariants: A process listens while it loads layers, unless other processes are ready. A layer is served only after the engine has
 checked it with real forward passes. Shutdown settles every accepted request, and waits at most CLOSE_S for each compute thread.
 Tasks besides the batcher's (the named exceptions of `docs/decisions.md`): one loads layers, then sends heartbeats; one applies
-the desired state; one watches the keys file, if there is one.
+the desired state; one watches the steps of loads; one watches the keys file, if there is one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from service.attention.heap import Heap
 from service.attention.spec import LayerSpec
 from service.batching.batcher import Batcher
 from service.batching.decoding_queue import DecodingQueue
-from service.errors import EngineDown, InvalidInput, ServiceError
+from service.errors import EngineDown, ServiceError
 from service.layer_totals import LayerTotals
 from service.layers.catalog import Catalog, ServedLayer
 from service.layers.store import Store
@@ -43,7 +43,6 @@ from service.supervisor.supervisor import EXIT_ENGINE_DOWN, EXIT_FAILED, EXIT_RE
 from service.worker.control_channel import ControlChannel
 from service.worker.layer_registry import LayerRegistry
 from service.worker.layer_rollout import LayerRollout
-from service.worker.probes import Probes
 from service.worker.readiness import ENGINE_DOWN, Readiness
 from service.worker.reconciler import Reconciler
 
@@ -60,7 +59,11 @@ def _engine_options(settings: Settings) -> EngineOptions:
 
 
 class Service:
-    """One process's engine, batcher and layer registry; made inside the event loop it runs on."""
+    """One process's engine, batcher and layer registry; made inside the event loop it runs on.
+
+    `leave` ends the process with an exit code and a reason. `engine` makes the engine; a test's engine may hold or fail.
+    With a `tracer`, batches are spans. `restore` makes the missing parts of the run directory again.
+    """
 
     def __init__(
         self,
@@ -72,32 +75,33 @@ class Service:
         tracer: Tracer | None = None,
         restore: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._settings = settings
-        self._telemetry = telemetry
+        self.settings = settings
+        self.telemetry = telemetry
         self._channel = channel
         self._leave = leave
         options = _engine_options(settings)
         self.engine = engine(options)
         observer = telemetry if tracer is None else BatchSpans(tracer, telemetry)
-        limits = queue_limits(settings, options.step_s)
-        batching = batch_limits(settings)
+        batching, limits = batch_limits(settings), queue_limits(settings, options.step_s)
         self.batcher: Batcher[LayerCall, Answer] = Batcher(self.engine, batching, limits, LoopClock(), observer)
         bodies = DecodingQueue(LoopClock(), limits.standing_wait_s)
-        self._registry = LayerRegistry(Store(settings.layers_dir, settings.max_layer_bytes), self.engine, telemetry)
+        store = Store(settings.layers_dir, settings.max_layer_bytes)
+        self._registry = registry = LayerRegistry(store, self.engine, telemetry)
         self.layer_requests = LayerRequests(
-            self._registry, self._not_loaded, self.batcher, bodies, context_limits(settings), time.monotonic
+            registry, lambda: self.readiness.reason, self.batcher, bodies, context_limits(settings), time.monotonic
         )
         self._memory = Heap()
         self.numerics = fingerprint(options)
+        self.max_sequences = settings.max_sequences
         self.keys = None if settings.api_keys_file is None else KeyFile(settings.api_keys_file, telemetry)
-        self._rollout = LayerRollout(self._registry, channel, settings.layer_change_s)
-        self._probes = Probes(self.batcher, telemetry, settings.probe_s, 2 * settings.heartbeat_s)
+        self._rollout = rollout = LayerRollout(registry, channel, telemetry, settings.layer_change_s)
+        self.put_layer, self.drop_layer = rollout.put, rollout.drop
         self.rendering: Executor = ThreadPoolExecutor(1, thread_name_prefix="rendering")
-        self._rendered = Throttle(self._render, LoopClock())
-        self.readiness = Readiness(channel, self.batcher, self._registry, self._probes, telemetry, restore)
-        self._reconciler = Reconciler(
-            self._registry, channel, LoopClock(), settings.probe_s, self.readiness.state_applied
+        self.metrics_text = Throttle(self._render, LoopClock()).get
+        self.readiness = Readiness(
+            channel, self.batcher, registry, telemetry, restore, settings.probe_s, 2 * settings.heartbeat_s
         )
+        self._reconciler = Reconciler(registry, channel, LoopClock(), settings.probe_s, self.readiness.state_applied)
         self._tasks: list[asyncio.Task[None]] = []
         self._is_over = False
         telemetry.built(self.numerics, settings.queue_capacity, settings.queue_bytes, settings.workers)
@@ -107,12 +111,9 @@ class Service:
         """The served layers; raises NotReady until all are loaded and checked."""
         return self.layer_requests.catalog()
 
-    def _not_loaded(self) -> str:
-        return self.readiness.reason
-
     async def start(self) -> None:
         """Start the tasks; return before the layers are loaded, but after the API keys are read."""
-        self._channel.open(self._service_changed)
+        self._channel.open(self.readiness.check, self._reconciler.check, self._rollout.check)
         if self.keys is not None:
             try:
                 await self.keys.open()
@@ -122,27 +123,7 @@ class Service:
             self._start_task(self.keys.watch(), "keys")
         self.batcher.start()
         self._start_task(self._load_and_beat(), "heartbeat")
-
-    def _service_changed(self) -> None:
-        """Check for other ready processes, another desired state and the outcome of a rollout."""
-        self.readiness.check()
-        self._reconciler.check()
-        self._rollout.check()
-
-    async def put_layer(self, name: str) -> tuple[ServedLayer, bool]:
-        """Make every process serve the layer that the directory has under that name; return it and whether it is new."""
-        try:
-            layer = await self._rollout.put(name)
-        except InvalidInput as error:
-            self._telemetry.layer_refused(name, error)
-            raise
-        self._telemetry.layers_changed("put", name)
-        return layer
-
-    async def drop_layer(self, name: str) -> None:
-        """Make every process stop serving that layer."""
-        await self._rollout.drop(name)
-        self._telemetry.layers_changed("drop", name)
+        self._start_task(self._watch_loads(), "loads")
 
     def begin_drain(self) -> None:
         """Turn readiness off at once and withdraw a change of layers; requests are still served until the listener closes."""
@@ -165,13 +146,13 @@ class Service:
     async def stop(self) -> None:
         """Finish admitted jobs within `shutdown_grace_s` and fail the rest; then end the tasks, the threads and the engine."""
         self.begin_drain()
-        await self.batcher.drain(self._settings.shutdown_grace_s)
+        await self.batcher.drain(self.settings.shutdown_grace_s)
         for task in self._tasks:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
         await self.batcher.stop()
-        self._telemetry.sample(self.engine)  # counts the work since the last heartbeat
+        self.telemetry.sample(self.engine)  # counts the work since the last heartbeat
         self._registry.close()
         self.rendering.shutdown(wait=False)
         await self.layer_requests.end()
@@ -181,7 +162,7 @@ class Service:
         return self.readiness.why_not_ready()
 
     def describe(self, served: ServedLayer) -> LayerAnswer:
-        layer, spec, settings = served.stored, served.spec, self._settings
+        layer, spec, settings = served.stored, served.spec, self.settings
         return LayerAnswer(
             **{**spec.to_json(), "extra_keys": spec.extra_keys},
             name=layer.name,
@@ -207,42 +188,43 @@ class Service:
         served = [] if self._registry.catalog is None else [*self._registry.catalog.layers.values()]
         return (served[0].name, served[0].spec) if served else None
 
-    async def metrics_text(self) -> bytes:
-        """Return the current metrics; computed once for all requests within 0.1 s."""
-        return await self._rendered.get()
-
     async def _render(self) -> bytes:
-        self._telemetry.sample(self.engine)
-        self._telemetry.flush()
+        self.telemetry.sample(self.engine)
+        self.telemetry.flush()
         # Run in a thread, because it reads the files of all processes.
-        return await asyncio.get_running_loop().run_in_executor(self.rendering, self._telemetry.render)
+        return await asyncio.get_running_loop().run_in_executor(self.rendering, self.telemetry.render)
 
     async def layer_totals(self) -> dict[str, LayerTotals]:
         """Return what each layer has done, over all processes."""
-        self._telemetry.flush_layer_counters()
-        self._telemetry.flush()  # else the thread may read the files before the loop tick ends
-        return await asyncio.get_running_loop().run_in_executor(self.rendering, self._telemetry.layer_totals)
+        self.telemetry.flush_layer_counters()
+        self.telemetry.flush()  # else the thread may read the files before the loop tick ends
+        return await asyncio.get_running_loop().run_in_executor(self.rendering, self.telemetry.layer_totals)
 
     def _start_task(self, work: Coroutine[Any, Any, None], name: str) -> None:
         self._tasks.append(asyncio.get_running_loop().create_task(work, name=name))
         self._tasks[-1].add_done_callback(self._task_ended)
 
     async def _load_and_beat(self) -> None:
+        self._heartbeat()
         try:
-            await self._load()
+            await self._reconciler.load(strict=self.settings.strict_layers)
         except EngineDown:
             raise  # a refusal would end the whole service
         except ServiceError as error:
             self.readiness.give_up(error.message)
             self._leave(EXIT_REFUSED, error.message)
+        else:
+            self._start_task(self._reconciler.run(), "reconciler")
+            # Exclude the objects that exist now from collections: a full one over torch's would stop the loop for about 40 ms.
+            gc.collect()
+            gc.freeze()
         while self.batcher.is_alive:
-            if self._registry.catalog is not None:
-                await self._probes.run(self._registry.catalog)
+            await self.readiness.probe()
             self._heartbeat()
             is_busy = bool(self.batcher.num_queued or self.batcher.num_running or self.layer_requests.intake.num_bytes)
             await asyncio.to_thread(self._memory.give_back, is_busy=is_busy)
             self._reconciler.check()
-            await self.batcher.ended_within(self._settings.heartbeat_s)
+            await self.batcher.ended_within(self.settings.heartbeat_s)
         # This process can compute nothing any more: the supervisor replaces it.
         self._heartbeat()
         self._leave(EXIT_ENGINE_DOWN, ENGINE_DOWN)
@@ -252,22 +234,20 @@ class Service:
         error = None if task.cancelled() else task.exception()
         if isinstance(error, EngineDown):
             self.readiness.give_up(ENGINE_DOWN)
-            self._telemetry.died(0, error)
+            self.batcher.fail(error)
             self._leave(EXIT_ENGINE_DOWN, ENGINE_DOWN)
         elif error is not None:
             self.readiness.give_up("an internal fault")
-            self._telemetry.task_failed(error)
+            self.telemetry.task_failed(error)
             self._leave(EXIT_FAILED, "an internal fault; its trace is in the log")
 
-    async def _load(self) -> None:
-        self._heartbeat()
-        await self._reconciler.load(strict=self._settings.strict_layers)
-        self._start_task(self._reconciler.run(), "reconciler")
-        # Exclude the objects that exist now from collections: a full one over torch's would stop the loop for about 40 ms.
-        gc.collect()
-        gc.freeze()
+    async def _watch_loads(self) -> None:
+        """Raise EngineDown if a step of a load takes longer than a batch may; a load of many steps may take any time."""
+        while (left_s := self.settings.stuck_s - self.engine.load_step_s) > 0:  # noqa: ASYNC110 (the steps need not wait)
+            await asyncio.sleep(left_s)
+        raise EngineDown("the engine is stuck: a step of a load runs longer than any batch may")
 
     def _heartbeat(self) -> None:
-        self._telemetry.sample(self.engine)
-        self._telemetry.overload_changed(is_overloaded=self.batcher.num_overloaded > 0)
+        self.telemetry.sample(self.engine)
+        self.telemetry.overload_changed(is_overloaded=self.batcher.num_overloaded > 0)
         self.readiness.report()

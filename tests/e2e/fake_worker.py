@@ -10,11 +10,13 @@ import argparse
 import asyncio
 import contextlib
 import os
+import socket
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
-from service.supervisor.supervisor import EXIT_REFUSED, WORKER_OPTIONS, Plan, supervise
+from service.supervisor.supervisor import EXIT_REFUSED, Plan, supervise
 
 
 def options(arguments):
@@ -33,15 +35,14 @@ def options(arguments):
 def serve(options, arguments):
     return supervise(
         Plan(
-            command=(sys.executable, __file__, "worker", *arguments[1:], *WORKER_OPTIONS),
-            environment=dict(os.environ),
+            command=(sys.executable, __file__, "worker", *arguments[1:]),
             host="127.0.0.1",
             port=options.port,
             workers=options.workers,
             drain_delay_s=options.delay,
             shutdown_grace_s=options.grace,
             watchdog_timeout_s=options.silence,
-            run_dir=options.run_dir,
+            run_dir=options.run_dir and str(options.run_dir),
         )
     )
 
@@ -54,6 +55,9 @@ class App:
         self.is_draining = False
         self.closing = asyncio.Event()
         self.settled = asyncio.Event()
+        # What a server calls of a service.
+        self.readiness = SimpleNamespace(port_opened=lambda: None)
+        self.stop_admitting, self.settle, self.is_over = self.closing.set, self.settled.set, lambda: True
 
     def begin_drain(self):
         from service.supervisor.status import State
@@ -121,15 +125,17 @@ def stand_still():
 
 def work(options):
     from service.http.connection import ConnectionLimits
-    from service.http.listener import listen
     from service.http.request_parser import HeadLimits
     from service.observability.logs import configure_logs
     from service.observability.metrics import Metrics
     from service.observability.shared_values import Shared
-    from service.worker.control_channel import SupervisorChannel
-    from service.worker.server import Drain, Server
+    from service.supervisor.channel import MAX_SUPERVISOR_BYTES, Channel
+    from service.supervisor.processes import bind
+    from service.worker.control_channel import ControlChannel
+    from service.worker.server import Server
 
-    channel = SupervisorChannel(options.channel, has_peers=options.peers > 0)
+    end = Channel(socket.socket(fileno=options.channel), MAX_SUPERVISOR_BYTES)
+    channel = ControlChannel(end, has_peers=options.peers > 0)
     if options.refuse:
         channel.report(start_error="the layer directory is empty")
         return EXIT_REFUSED
@@ -138,7 +144,6 @@ def work(options):
     configure_logs("info")
     metrics = Metrics(Shared(options.run_dir / "metrics", options.slot))
     app = App(channel, metrics, options.ready_after)
-    drain = Drain(options.delay, options.grace, app.begin_drain, app.closing.set, app.settled.set)
     limits = ConnectionLimits(
         head=HeadLimits(max_header_bytes=16384, max_target_bytes=8192, max_headers=100),
         header_timeout_s=10,
@@ -146,7 +151,8 @@ def work(options):
         max_connections=1000,
         max_read_ahead_bytes=2**24,
     )
-    server = Server(app, listen("127.0.0.1", options.port), drain, limits)
+    times = dict(delay_s=options.delay, grace_s=options.grace)
+    server = Server(app, app, bind("127.0.0.1", options.port), limits, **times)  # type: ignore[arg-type]
     channel.ended = server.supervisor_ended
     return server.run_to_end()
 

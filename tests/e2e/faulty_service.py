@@ -41,9 +41,9 @@ def be_supervisor() -> None:
 
     exec_supervisor = supervisor.exec_supervisor
 
-    def of_this_file(plan):
+    def of_this_file(plan, environment):
         command = (sys.executable, __file__, *plan.command[3:])  # instead of `-m service`
-        exec_supervisor(dataclasses.replace(plan, command=command))
+        exec_supervisor(dataclasses.replace(plan, command=command), environment)
 
     replace(supervisor, "exec_supervisor", of_this_file)
 

@@ -23,8 +23,8 @@ from service.layers.stored_layer import StoredLayer
 from service.observability.metrics import Metrics
 from service.observability.telemetry import Telemetry
 from service.settings import load_settings
-from service.worker.control_channel import ControlChannel
 from service.worker.service import Service
+from tests.doubles import LocalChannel
 from tests.receive_caller import without_transport
 
 ADMIN_KEY = "the-admins-own"
@@ -76,7 +76,7 @@ class Running:
     client: httpx2.AsyncClient
     service: Service
     refusals: list[str]
-    channel: ControlChannel
+    channel: LocalChannel
     application: OuterMiddleware
 
     @property
@@ -112,7 +112,7 @@ async def running(
     wait: bool = True,
     listens: bool = True,
     admin: bool = False,
-    channel: ControlChannel | None = None,
+    channel: LocalChannel | None = None,
     restore: Callable[[], bool] = lambda: False,
     tracer: Tracer | None = None,
     **rollout,
@@ -124,21 +124,15 @@ async def running(
     if admin:
         (directory / "keys").write_text(line_for(ADMIN_KEY, Role.ADMIN), encoding="ascii")
         rollout["api_keys_file"] = directory / "keys"
-    channel = channel or ControlChannel()
+    channel = channel or LocalChannel()
     settings = load_settings(
         **{"layers_dir": directory / "layers", "device": "cpu", "workers": 1, "heartbeat_s": 0.02, **rollout}
     )
     refusals: list[str] = []
     telemetry = Telemetry(Metrics(), time.monotonic)
-    edge, service = build(
-        settings,
-        telemetry,
-        channel,
-        lambda _, reason: refusals.append(reason),
-        HeldEngine,
-        tracer,
-        restore,
-    )
+    leave = lambda _, reason: refusals.append(reason)
+    service = Service(settings, telemetry, channel, leave, HeldEngine, tracer, restore)
+    edge = build(service, tracer)
     headers = {"x-api-key": ADMIN_KEY} if admin else {}
     async with (
         lifespan(edge),

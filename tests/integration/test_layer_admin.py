@@ -15,9 +15,8 @@ import pytest
 
 from service.layers.store import Store
 from service.supervisor.coordinator import Coordinator
-from service.supervisor.desired_state import DesiredState, Phase
-from service.supervisor.status import State, WorkerStatus
-from service.worker.control_channel import ControlChannel
+from service.supervisor.status import DesiredState, Phase, State, WorkerStatus
+from tests.doubles import LocalChannel
 from tests.integration.running import ADMIN_KEY, LAYERS, Running, prepare, running, small_layer
 
 X = [[0.5] * 16, [-0.25] * 16]  # two rows, for with one key the scale does not matter
@@ -31,11 +30,11 @@ async def processes(directory, count=2, **rollout):
     async with contextlib.AsyncExitStack() as stack:
         started: list[Running] = []
         for slot in range(count):
-            channel = ControlChannel(coordinator, pid=slot + 1)
+            channel = LocalChannel(coordinator, pid=slot + 1)
             options = {"heartbeat_s": 1.0, "wait": False, "admin": True, **rollout}
             started.append(await stack.enter_async_context(running(directory, channel=channel, **options)))
         for process in started:
-            await process.until(lambda process=process: process.service._reconciler.version)
+            await process.until(lambda process=process: process.service._reconciler.applied.version)
         for process in started:
             await process.until(lambda process=process: process.service.why_not_ready() is None)
         yield started
@@ -178,7 +177,7 @@ def test_an_unloaded_layer_frees_its_memory(service, store):
         store.save(small_layer("small", scale=0.25))
         await one.client.put(PATH)
         await outputs(one)
-        await one.until(lambda: one.service._reconciler._applied.phase is Phase.SETTLED)
+        await one.until(lambda: one.service._reconciler.applied.phase is Phase.SETTLED)
         gc.collect()
         assert held() is None
         assert one.engine.device_bytes == before
@@ -451,7 +450,7 @@ def test_an_aborted_rollout_leaves_no_process_loading(service, store, slow_files
         release = hold(two)
         leave = asyncio.Event()
         changing = asyncio.ensure_future(request_until(leave, one, "PUT", b""))
-        await one.until(lambda: one.service._reconciler._applied.phase is Phase.PREPARE)
+        await one.until(lambda: one.service._reconciler.applied.phase is Phase.PREPARE)
         slow_files.slow = "small"
         release()
         await slow_files.until_read()
@@ -487,13 +486,13 @@ def test_a_disconnect_aborts_the_rollout_and_frees_the_lock(service, store, meth
         release = hold(two)
         leave = asyncio.Event()
         changing = asyncio.ensure_future(request_until(leave, one, method, body))
-        await one.until(lambda: one.service._reconciler._applied.phase is not Phase.SETTLED)
+        await one.until(lambda: one.service._reconciler.applied.phase is not Phase.SETTLED)
         leave.set()
         assert await changing == []
-        await one.until(lambda: one.service._reconciler._applied.phase is Phase.SETTLED)
+        await one.until(lambda: one.service._reconciler.applied.phase is Phase.SETTLED)
         assert "small" in one.service.catalog.names()
         release()
-        await two.until(lambda: two.service._reconciler.version == one.service._reconciler.version)
+        await two.until(lambda: two.service._reconciler.applied.version == one.service._reconciler.applied.version)
         assert (await outputs(one), await outputs(two)) == before
         samples = await one.samples()
         assert samples['attention_cancelled_total{stage="receiving"}'] == 1
@@ -548,10 +547,10 @@ def test_a_rollout_whose_author_died_is_aborted(service, store):
         store.save(small_layer("fresh"))
         release = hold(two)
         changing = asyncio.ensure_future(one.client.put("/v1/layers/fresh"))
-        await one.until(lambda: one.service._reconciler._applied.phase is Phase.PREPARE)
+        await one.until(lambda: one.service._reconciler.applied.phase is Phase.PREPARE)
         one.channel.coordinator.leave(one.channel.pid)
         release()
-        await two.until(lambda: two.service._reconciler._applied == DesiredState(3, Phase.SETTLED, _digests()))
+        await two.until(lambda: two.service._reconciler.applied == DesiredState(3, Phase.SETTLED, _digests()))
         assert two.service.catalog.names() == ["cross", "small", "zero"]
         assert await outputs(two) == before
         changing.cancel()
@@ -568,7 +567,7 @@ def test_a_process_that_starts_later_serves_the_desired_state_rather_than_the_di
             store.save(small_layer("unasked"))
             assert (await one.client.put("/v1/layers/fresh")).status_code == 201
             assert (await one.client.delete("/v1/layers/zero")).status_code == 204
-            async with running(tmp_path, channel=ControlChannel(one.channel.coordinator, pid=3), admin=True) as later:
+            async with running(tmp_path, channel=LocalChannel(one.channel.coordinator, pid=3), admin=True) as later:
                 assert later.service.catalog.names() == ["cross", "fresh", "small"] == two.service.catalog.names()
 
     asyncio.run(main())
@@ -579,12 +578,12 @@ def test_a_process_that_starts_with_a_changed_file_is_unready_and_serves_the_oth
 
     async def main():
         coordinator = Coordinator(2, time.monotonic)
-        async with running(tmp_path, channel=ControlChannel(coordinator, pid=1), admin=True, wait=False) as one:
-            await one.until(lambda: one.service._reconciler.version)
+        async with running(tmp_path, channel=LocalChannel(coordinator, pid=1), admin=True, wait=False) as one:
+            await one.until(lambda: one.service._reconciler.applied.version)
             for name in ("small", "zero"):
                 store.save(small_layer(name, scale=0.25, add_zero_attn=name == "zero"))
-            async with running(tmp_path, channel=ControlChannel(coordinator, pid=2), admin=True, wait=False) as two:
-                await two.until(lambda: two.service._reconciler.version)
+            async with running(tmp_path, channel=LocalChannel(coordinator, pid=2), admin=True, wait=False) as two:
+                await two.until(lambda: two.service._reconciler.applied.version)
                 ready = await two.client.get("/readyz")
                 assert (ready.status_code, ready.json()["code"]) == (503, "not_ready")
                 assert "not the version that is served" in ready.json()["detail"]
@@ -610,8 +609,8 @@ def test_a_restored_file_is_found_without_a_request(tmp_path, store):
         coordinator.desired = DesiredState(1, Phase.SETTLED, _digests())
         file = tmp_path / "layers" / "small.safetensors"
         file.rename(tmp_path / "away")
-        async with running(tmp_path, channel=ControlChannel(coordinator, pid=1), wait=False, probe_s=0.05) as one:
-            await one.until(lambda: one.service._reconciler.version)
+        async with running(tmp_path, channel=LocalChannel(coordinator, pid=1), wait=False, probe_s=0.05) as one:
+            await one.until(lambda: one.service._reconciler.applied.version)
             assert "no file of that name" in (await one.client.get("/readyz")).json()["detail"]
             (tmp_path / "away").rename(file)
             await one.until(lambda: one.service.why_not_ready() is None)
@@ -626,7 +625,7 @@ def test_a_draining_process_refuses_rollouts_and_aborts_its_own(service, store):
         before = await outputs(one)
         deafen(two)
         changing = asyncio.ensure_future(one.client.put(PATH))
-        await one.until(lambda: one.service._reconciler._applied.phase is Phase.PREPARE)
+        await one.until(lambda: one.service._reconciler.applied.phase is Phase.PREPARE)
         one.service.begin_drain()
         assert ((await changing).status_code, (await changing).json()["code"]) == (503, "draining")
         assert (await one.client.delete(PATH)).json()["code"] == "draining"
@@ -693,8 +692,8 @@ def test_a_process_with_another_state_is_not_up(tmp_path):
 
     async def main():
         coordinator = Coordinator(2, time.monotonic)
-        async with running(tmp_path, channel=ControlChannel(coordinator, pid=1), admin=True, wait=False) as one:
-            await one.until(lambda: one.service._reconciler.version)
+        async with running(tmp_path, channel=LocalChannel(coordinator, pid=1), admin=True, wait=False) as one:
+            await one.until(lambda: one.service._reconciler.applied.version)
             coordinator.join(-1, lambda _: None)
             coordinator.report(-1, WorkerStatus(State.STARTING))
             assert (await one.client.delete(PATH)).json()["detail"] == "1 of 2 processes are up"

@@ -12,7 +12,7 @@ from service.attention.layer import Layer
 from service.layers.store import Store
 from service.supervisor.coordinator import Coordinator
 from service.supervisor.status import State, WorkerStatus
-from service.worker.control_channel import ControlChannel
+from tests.doubles import LocalChannel
 from tests.integration.running import LAYERS, prepare, running, small_layer
 
 X = [[0.5] * 16]
@@ -93,10 +93,10 @@ def test_a_replacement_listens_once_it_can_answer_unless_it_is_alone(tmp_path):
 
     async def main():
         coordinator = Coordinator(1, time.monotonic)
-        async with running(tmp_path, wait=False, channel=ControlChannel(coordinator, pid=1)) as first:
+        async with running(tmp_path, wait=False, channel=LocalChannel(coordinator, pid=1)) as first:
             assert (await first.attend({"query": X})).status_code == 503
             await first.until(lambda: first.service.why_not_ready() is None)
-            async with running(tmp_path, wait=False, channel=ControlChannel(coordinator, pid=2)) as replacement:
+            async with running(tmp_path, wait=False, channel=LocalChannel(coordinator, pid=2)) as replacement:
                 assert (await replacement.attend({"query": X})).status_code == 200
         async with running(tmp_path, wait=False) as alone:
             assert (await alone.attend({"query": X})).status_code == 503
@@ -172,7 +172,7 @@ def test_a_process_reports_the_work_since_its_last_heartbeat_at_its_end(tmp_path
         async with running(tmp_path, heartbeat_s=60.0) as service:
             for _ in range(3):
                 assert (await service.attend({"query": X})).status_code == 200
-            telemetry = service.service._telemetry
+            telemetry = service.service.telemetry
         return telemetry.render().decode()
 
     told = dict(line.rsplit(" ", 1) for line in asyncio.run(main()).splitlines() if not line.startswith("#"))
@@ -226,7 +226,7 @@ def test_a_run_directory_that_cannot_be_written_ends_no_process(served):
 
 def test_a_fault_of_the_main_task_is_logged_and_ends_the_process(served):
     async def story(service):
-        service.service._probes = None  # whatever breaks in it
+        service.service.readiness.probe = None  # whatever breaks in it
         await service.until(lambda: service.refusals)
         assert "internal fault" in service.refusals[0]
         assert (await service.client.get("/readyz")).status_code == 503
@@ -246,7 +246,7 @@ def test_readiness_needs_every_process(served):
         coordinator.report(-1, WorkerStatus(State.READY))
         assert (await service.client.get("/readyz")).status_code == 200
 
-    served(story, channel=ControlChannel(coordinator, pid=1))
+    served(story, channel=LocalChannel(coordinator, pid=1))
 
 
 def test_a_layer_that_stops_answering_makes_the_service_unready(served):

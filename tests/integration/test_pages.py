@@ -374,7 +374,7 @@ def test_no_request_without_a_body_holds_the_loop(served, monkeypatch):
             stored = {name: dataclasses.replace(small.stored, name=name) for name in names}
             layers = {name: dataclasses.replace(small, stored=stored[name]) for name in names}
             service.service._registry.catalog = Catalog(layers)
-            service.service._telemetry.serving(names, len(names))
+            service.service.telemetry.serving(names, len(names))
             for name in names:
                 assert (await service.attend({"query": [[0.5] * 16]}, name)).status_code == 200
             await ask_everything(service, least)

@@ -140,6 +140,6 @@ def test_without_a_tracer_the_observer_is_not_wrapped(tmp_path):
 
     async def main():
         async with running(tmp_path) as service:
-            assert service.service.batcher._observer is service.service._telemetry
+            assert service.service.batcher._observer is service.service.telemetry
 
     asyncio.run(main())

@@ -19,7 +19,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -40,9 +40,9 @@ def main() -> None:
 
     exec_supervisor = supervisor.exec_supervisor
 
-    def exec_planted(plan: Plan) -> NoReturn:
+    def exec_planted(plan: Plan, environment: Mapping[str, str]) -> NoReturn:
         python, _, _, *rest = plan.command
-        exec_supervisor(dataclasses.replace(plan, command=(python, "-m", "tests.torture.planted", *rest)))
+        exec_supervisor(dataclasses.replace(plan, command=(python, "-m", "tests.torture.planted", *rest)), environment)
 
     supervisor.exec_supervisor = exec_planted
     if "worker" in sys.argv[1:2]:

@@ -46,7 +46,7 @@ CHECKS, NUM_STARTERS = 12, 16
 def plant() -> None:
     """The old fault: any version of the desired state was taken for the missing one, and nothing reported what was missing."""
     from service.errors import LayerError
-    from service.supervisor.desired_state import DesiredState
+    from service.supervisor.status import DesiredState
     from service.worker.layer_registry import LayerRegistry, Refusal
 
     async def apply(self: LayerRegistry, desired: DesiredState) -> None:
@@ -56,7 +56,7 @@ def plant() -> None:
                 stored = await self._read(self._load_thread, self._store.load, name)
                 if (name, stored.digest) not in desired.loaded:
                     raise LayerError("the file is not the version that is served")  # noqa: TRY301 (as it was)
-                await self._load(stored)
+                await self._load(name, stored.digest)
             except LayerError as error:
                 errors[name] = error
         self._serve(desired)

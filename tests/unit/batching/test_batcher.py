@@ -12,10 +12,11 @@ from service.batching.batcher import Batcher
 from service.batching.job import BatchInfo
 from service.errors import (
     Draining,
+    EngineDown,
     NotReady,
 )
 from service.loop_time import LoopClock
-from tests.doubles import GateEngine, RecordingObserver, run, turns
+from tests.doubles import Death, GateEngine, RecordingObserver, run, turns
 from tests.unit.batching.room import Room, cost_of, ended, error_of, result_of
 
 
@@ -255,6 +256,23 @@ def test_stop_ends_the_task_settles_waiting_jobs_and_cancels_the_batch():
             assert room.heard.deaths == [], "stopping is not dying"
             assert [task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
             await room.batcher.stop()
+
+    run(main)
+
+
+def test_an_engine_found_to_be_down_outside_a_batch_fails_all_jobs_like_one_that_fails_a_batch():
+    async def main():
+        async with Room() as room:
+            clients = [*await room.send_running("r"), *await room.send_waiting("w")]
+            failure = EngineDown("a load hangs")
+            for _ in range(2):
+                room.batcher.fail(failure)
+                await turns()
+            assert [type(error_of(client)) for client in clients] == [EngineDown, EngineDown]
+            assert not room.batcher.is_alive
+            assert room.heard.deaths == [Death(2, failure)]
+            with pytest.raises(EngineDown):
+                await room.batcher.submit("late", "lane", cost_of(), room.clock.now() + 60)
 
     run(main)
 

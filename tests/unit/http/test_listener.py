@@ -9,7 +9,8 @@ import ssl
 import pytest
 
 from service.http import listener as listening
-from service.http.listener import MAX_OVERFLOW, ConnectionSlot, ConnectionSlots, Listener, listen
+from service.http.listener import MAX_OVERFLOW, ConnectionSlot, Listener
+from service.supervisor.processes import bind
 
 
 class Kept(asyncio.Protocol):
@@ -34,15 +35,18 @@ class Failing(socket.socket):
         return super().accept()
 
 
+def num_slots(listener):
+    return len(listener._kept) + len(listener._overflow)
+
+
 def hall(story, most=2, bound=None, tls=None, handshake_timeout_s=5.0):
-    """Run `story(slots, connect)` with an open listener; `connect` returns a client socket."""
+    """Run `story(listener, connect)` with an open listener; `connect` returns a client socket."""
 
     rests: list[OSError] = []
 
     async def main():
-        sock = bound or listen("127.0.0.1", 0)
-        slots = ConnectionSlots(most)
-        listener = Listener(sock, slots, Kept, tls, handshake_timeout_s, rests.append)
+        sock = bound or bind("127.0.0.1", 0)
+        listener = Listener(sock, most, Kept, tls, handshake_timeout_s, rests.append)
         listener.open()
         address = sock.getsockname()
         clients = []
@@ -55,14 +59,14 @@ def hall(story, most=2, bound=None, tls=None, handshake_timeout_s=5.0):
 
         try:
             async with asyncio.timeout(20):
-                await story(slots, connect)
+                await story(listener, connect)
         finally:
             for taken in listener.close():
                 taken.close()
             for client in clients:
                 client.close()
             async with asyncio.timeout(20):
-                await until(lambda: len(slots) == 0)
+                await until(lambda: num_slots(listener) == 0)
 
     asyncio.run(main())
     return rests
@@ -82,51 +86,51 @@ async def has_ended(client) -> bool:
 
 
 def test_a_connection_above_the_limit_is_an_overflow_connection():
-    async def story(slots, connect):
+    async def story(listener, connect):
         for _ in range(3):
             await connect()
-        await until(lambda: len(slots) == 3)
-        assert [slot.is_overflow for slot in [*slots._kept, *slots._overflow]] == [False, False, True]
+        await until(lambda: num_slots(listener) == 3)
+        assert [slot.is_overflow for slot in [*listener._kept, *listener._overflow]] == [False, False, True]
 
     hall(story)
 
 
 def test_a_freed_slot_goes_to_the_next_connection():
-    async def story(slots, connect):
+    async def story(listener, connect):
         first, _ = await connect(), await connect()
-        await until(lambda: len(slots) == 2)
+        await until(lambda: num_slots(listener) == 2)
         first.close()
-        await until(lambda: len(slots) == 1)
+        await until(lambda: num_slots(listener) == 1)
         await connect()
-        await until(lambda: len(slots) == 2)
-        assert not slots._overflow
+        await until(lambda: num_slots(listener) == 2)
+        assert not listener._overflow
 
     hall(story)
 
 
 def test_the_oldest_overflow_connection_is_evicted():
-    async def story(slots, connect):
+    async def story(listener, connect):
         (kept,) = [await connect()]
-        await until(lambda: len(slots) == 1)
+        await until(lambda: num_slots(listener) == 1)
         guests = [await connect() for _ in range(MAX_OVERFLOW)]
-        await until(lambda: len(slots) == 1 + MAX_OVERFLOW)
+        await until(lambda: num_slots(listener) == 1 + MAX_OVERFLOW)
         last = await connect()
         assert await has_ended(guests[0])
         assert not await has_ended(guests[1])
         assert not await has_ended(last)
         assert not await has_ended(kept)
-        assert len(slots) == 1 + MAX_OVERFLOW
+        assert num_slots(listener) == 1 + MAX_OVERFLOW
 
     hall(story, most=1)
 
 
 def test_concurrent_connections_never_exceed_the_slots():
-    async def story(slots, connect):
+    async def story(listener, connect):
         for _ in range(5 * MAX_OVERFLOW):
             await connect()
             await asyncio.sleep(0)
-            assert len(slots) <= 2 + MAX_OVERFLOW
-        await until(lambda: len(slots) == 2 + MAX_OVERFLOW)
+            assert num_slots(listener) <= 2 + MAX_OVERFLOW
+        await until(lambda: num_slots(listener) == 2 + MAX_OVERFLOW)
 
     hall(story)
 
@@ -138,11 +142,11 @@ def test_a_listener_that_cannot_accept_pauses_and_accepts_later(monkeypatch):
     bound.setblocking(False)
     bound.fails = 3
 
-    async def story(slots, connect):
+    async def story(listener, connect):
         await connect()
         loop = asyncio.get_running_loop()
         begun = loop.time()
-        await until(lambda: len(slots) == 1)
+        await until(lambda: num_slots(listener) == 1)
         assert loop.time() - begun >= 3 * 0.02  # one attempt per pause, not one per loop tick
         assert bound.fails == 0
 
@@ -153,11 +157,11 @@ def test_a_listener_that_cannot_accept_pauses_and_accepts_later(monkeypatch):
     "said", [b"", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01"], ids=["nothing", "clear", "half"]
 )
 def test_a_handshake_holds_a_slot_for_a_limited_time(said):
-    async def story(slots, connect):
+    async def story(listener, connect):
         client = await connect()
-        await until(lambda: len(slots) == 1)
+        await until(lambda: num_slots(listener) == 1)
         client.send(said)
-        await until(lambda: len(slots) == 0)
+        await until(lambda: num_slots(listener) == 0)
 
     hall(story, tls=ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), handshake_timeout_s=0.05)
 

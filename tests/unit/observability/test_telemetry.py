@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from service.api.outer_middleware import RequestRecord
 from service.attention.engine import Fingerprint
 from service.batching.job import BatchInfo
-from service.errors import InvalidInput, LayerError
+from service.errors import LayerError
 from service.observability.metrics import Metrics
 from service.observability.telemetry import Telemetry, is_counted
 from tests.unit.observability.test_metrics import ROUTE, samples
@@ -152,7 +152,6 @@ def test_a_batch_updates_every_series_about_batches(readable):
         (build, "build_info", 1),
         (lambda t: t.layer_loaded("minilm-l0", loaded(1.5)), "layer_load_seconds", 1.5),
         (lambda t: t.layer_refused("minilm-l0", LayerError("damaged")), "layer_load_failures_total", 1),
-        (lambda t: t.layer_refused("minilm-l0", InvalidInput("damaged")), "layer_load_failures_total", 1),
         (lambda t: t.layer_not_loaded(LayerError("no memory")), "layer_load_failures_total", 1),
         (lambda t: t.answered(record(masked_rows=2), 0.0), "masked_rows_total", 2),
     ],

@@ -87,7 +87,7 @@ def test_a_line_that_is_no_json_is_none_and_the_next_is_read(ends, line):
 
 def test_of_many_lines_only_the_last_is_parsed(ends, monkeypatch):
     parsed: list[bytes] = []
-    monkeypatch.setattr(channel, "_parse", parsed.append)
+    monkeypatch.setattr("service.supervisor.channel.json.loads", parsed.append)
     ends[0].sendall(b"\n" * 50_000 + b"{}\n[")
     Channel(ends[1]).receive()
     assert parsed == [b"{}"]
@@ -109,6 +109,9 @@ def test_a_peer_that_writes_without_end_does_not_hold_its_reader():
         num_reads = 0
 
         def setblocking(self, _):
+            pass
+
+        def set_inheritable(self, _):
             pass
 
         def recv(self, size):

@@ -15,8 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from service.errors import LayerChanged, NotReady
 from service.supervisor.coordinator import ABORT_S, MAX_AGE_S, Coordinator
-from service.supervisor.desired_state import DesiredState, Phase
-from service.supervisor.status import Change, Outcome, ServiceStatus, State, WorkerStatus
+from service.supervisor.status import Change, DesiredState, Outcome, Phase, ServiceStatus, State, WorkerStatus
 from tests.doubles import ManualClock
 
 OLD = {"a": "sha256:1"}
@@ -132,17 +131,6 @@ def test_a_process_that_left_is_missing_and_what_it_still_reports_counts_for_not
         service.coordinator.leave(12)
         service.two.report()
         assert service.one.service.why_not_ready == "1 of 2 processes is not up yet"
-
-
-@pytest.mark.parametrize(
-    ("state", "has_served"),
-    [(State.STARTING, False), (State.FAILED, False), (State.READY, True), (State.DRAINING, True)],
-)
-def test_whether_a_process_ever_served_is_known(empty, state, has_served):
-    member = empty.coordinator.join(13, lambda _: None)
-    for reported in (state, State.FAILED):
-        empty.coordinator.report(13, WorkerStatus(reported))
-    assert member.has_served is has_served
 
 
 def test_only_news_are_sent(service):

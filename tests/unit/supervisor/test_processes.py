@@ -185,7 +185,7 @@ signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
 system = Posix()
-pid, channel = system.spawn([sys.executable, "-c", {CHILD!r}], dict(os.environ))
+pid, channel = system.spawn([sys.executable, "-c", {CHILD!r}])
 print(system.wait(30, []) == signal.SIGCHLD, list(system.reap()) == [(pid, 0)], system.wait(0, []))
 os.kill(os.getpid(), signal.SIGTERM)
 print(system.wait(None, []) == signal.SIGTERM, os.get_inheritable(channel.fileno()), list(system.reap()))
@@ -197,8 +197,8 @@ from service.supervisor.processes import Posix
 class Message:
     text: str
 system = Posix()
-child = "import os, sys; fd = int(sys.argv[1]); os.write(fd, b'1\\\\n2\\\\n'); os.read(fd, 99); os.write(fd, b'3\\\\n')"
-(first, one), (second, two) = (system.spawn([sys.executable, "-c", child, "{channel}"], dict(os.environ)) for _ in range(2))
+child = "import os, sys; fd = int(sys.argv[2]); os.write(fd, b'1\\\\n2\\\\n'); os.read(fd, 99); os.write(fd, b'3\\\\n')"
+(first, one), (second, two) = (system.spawn([sys.executable, "-c", child]) for _ in range(2))
 def received(channel, last):
     found = None
     while found != last and not channel.is_ended:

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import resource
+from contextlib import closing
 
 import pytest
 
@@ -17,7 +18,7 @@ def names(directory):
 
 def test_a_run_directory_is_private_and_removed_after_use(tmp_path):
     parent = tmp_path / "made" / "on demand"
-    with RunDirectory.make(parent, 1) as first, RunDirectory.make(parent, 1) as second:
+    with closing(RunDirectory.make(parent, 1)) as first, closing(RunDirectory.make(parent, 1)) as second:
         assert first.path.name.startswith(f"attention-{os.getpid()}-")
         assert first.path != second.path
         assert first.path.stat().st_mode & 0o777 == 0o700
@@ -37,7 +38,7 @@ def test_without_space_for_all_metrics_no_run_directory_is_created(tmp_path):
     limit, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2 * METRICS_BYTES, most))
     try:
-        RunDirectory.make(tmp_path, 2).release()
+        RunDirectory.make(tmp_path, 2).close()
         with pytest.raises(StartError, match=r"cannot make a run directory in .*: File too large"):
             RunDirectory.make(tmp_path, 3)
     finally:
@@ -51,7 +52,7 @@ def test_the_reserved_space_is_that_of_a_process():
 
 @pytest.mark.parametrize("part", ["", "metrics"])
 def test_a_missing_directory_is_created_again_for_this_user_alone_and_reported_once(tmp_path, part):
-    with RunDirectory.make(tmp_path / "parent", 1) as run:
+    with closing(RunDirectory.make(tmp_path / "parent", 1)) as run:
         assert not run.restore()
         (run.path / part).rename(tmp_path / "elsewhere")
         if not part:
@@ -63,7 +64,7 @@ def test_a_missing_directory_is_created_again_for_this_user_alone_and_reported_o
 
 
 def test_a_foreign_directory_is_left_alone_and_reported(tmp_path, monkeypatch):
-    with RunDirectory.make(tmp_path, 1) as run:
+    with closing(RunDirectory.make(tmp_path, 1)) as run:
         run.metrics.rmdir()
         run.metrics.symlink_to(tmp_path)
         with pytest.raises(OSError, match="something else is in its place"):
@@ -94,12 +95,12 @@ def left_over(parent, name="attention-1-abcdefgh.run"):
 @pytest.mark.parametrize("pid", [1, os.getpid(), 4_194_305], ids=["first", "own", "none"])
 def test_a_start_removes_unlocked_directories_whatever_process_has_their_number(tmp_path, pid):
     left_over(tmp_path, f"attention-{pid}-abcdefgh.run")
-    with RunDirectory.make(tmp_path, 1) as run:
+    with closing(RunDirectory.make(tmp_path, 1)) as run:
         assert names(tmp_path) == [run.path.name]
 
 
 def test_a_start_leaves_locked_and_foreign_directories_alone(tmp_path, monkeypatch):
-    with RunDirectory.make(tmp_path, 1) as running:
+    with closing(RunDirectory.make(tmp_path, 1)) as running:
         (left_over(tmp_path, "attention-2-abcdefgh.run") / "notes").touch()
         left_over(tmp_path, "attention-3-abcdefgh")  # made by a version without a lock: it may be in use
         left_over(tmp_path, "attention-4-abcdefgh.run.old")
@@ -107,7 +108,7 @@ def test_a_start_leaves_locked_and_foreign_directories_alone(tmp_path, monkeypat
         (tmp_path / "attention-5-abcdefgh.run").write_text("")
         (tmp_path / "attention-6-abcdefgh.run").symlink_to(tmp_path / "elsewhere")
         before = names(tmp_path)
-        with RunDirectory.make(tmp_path, 1) as another:
+        with closing(RunDirectory.make(tmp_path, 1)) as another:
             assert names(tmp_path) == sorted([*before, another.path.name])
         assert names(tmp_path) == before
         assert names(tmp_path / "elsewhere") == ["heartbeats", "metrics", "refusal"]
@@ -123,9 +124,9 @@ def test_every_process_locks_the_run_directory_and_the_last_removes_it(tmp_path)
     supervisor = RunDirectory.make(tmp_path, 1)
     worker = RunDirectory(supervisor.path)
     worker.restore()
-    supervisor.release()
+    supervisor.close()
     assert worker.path.is_dir()
-    worker.release()
+    worker.close()
     assert names(tmp_path) == []
 
 
@@ -135,12 +136,12 @@ def test_a_recreated_directory_is_locked_again(tmp_path):
     worker.restore()
     supervisor.path.rename(tmp_path / "elsewhere")
     worker.restore()
-    RunDirectory.make(tmp_path, 1).release()
+    RunDirectory.make(tmp_path, 1).close()
     assert worker.path.is_dir()
     supervisor.clean_up(0)
-    worker.release()
+    worker.close()
     assert worker.path.is_dir(), "the supervisor holds it since the last death"
-    supervisor.release()
+    supervisor.close()
     assert names(tmp_path) == ["elsewhere"]
 
 
@@ -155,7 +156,7 @@ def test_a_directory_under_removal_is_not_locked(tmp_path):
 
 
 def test_the_live_metrics_of_a_dead_process_are_removed(tmp_path):
-    with RunDirectory.make(tmp_path, 1) as run:
+    with closing(RunDirectory.make(tmp_path, 1)) as run:
         for name in (
             "gauge_livesum_3.db",
             "gauge_livemin_3.db",
@@ -169,7 +170,7 @@ def test_the_live_metrics_of_a_dead_process_are_removed(tmp_path):
 
 
 def test_removing_a_process_without_metrics_raises_nothing_even_without_a_directory(tmp_path):
-    with RunDirectory.make(tmp_path, 1) as run:
+    with closing(RunDirectory.make(tmp_path, 1)) as run:
         run.clean_up(0)
         run.path.rename(tmp_path / "elsewhere")
         run.clean_up(0)
@@ -177,7 +178,7 @@ def test_removing_a_process_without_metrics_raises_nothing_even_without_a_direct
 
 
 def test_a_full_directory_is_reported_though_nothing_is_missing(tmp_path):
-    with RunDirectory.make(tmp_path, 1) as run:
+    with closing(RunDirectory.make(tmp_path, 1)) as run:
         limit, most = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, most))
         try:

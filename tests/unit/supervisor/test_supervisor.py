@@ -2,16 +2,16 @@
 
 import contextlib
 import dataclasses
+import json
+import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from service.supervisor.desired_state import DesiredState
-from service.supervisor.status import State, WorkerStatus
-from service.supervisor.supervisor import EXIT_REFUSED, Plan, Supervisor
+from service.supervisor.status import DesiredState, State, WorkerStatus
+from service.supervisor.supervisor import EXIT_REFUSED, Plan, Supervisor, exec_supervisor
 
 TERM, INT, KILL, HUP = signal.SIGTERM, signal.SIGINT, signal.SIGKILL, signal.SIGHUP
 GRACE_S, DELAY_S, CHECK_S = 30.0, 5.0, 12.0
@@ -67,12 +67,12 @@ class FakeSystem:
         self.waits = []
         self.refuses_to_spawn = 0
 
-    def spawn(self, command, environment):
+    def spawn(self, command):
         if self.refuses_to_spawn:
             self.refuses_to_spawn -= 1
             raise OSError(11, "Resource temporarily unavailable")
         self.next_pid += 1
-        self.spawned.append((self.time, command, environment))
+        self.spawned.append((self.time, command))
         self.channels.append(FakeChannel())
         return self.next_pid, self.channels[-1]
 
@@ -85,9 +85,9 @@ class FakeSystem:
 
     def channel_of(self, slot):
         """Return the channel of the last process in a slot."""
-        return [
-            one for one, (_, command, _) in zip(self.channels, self.spawned, strict=True) if command[4] == str(slot)
-        ][-1]
+        return [one for one, (_, command) in zip(self.channels, self.spawned, strict=True) if command[4] == str(slot)][
+            -1
+        ]
 
     def wait(self, timeout_s, channels):
         assert all(not channel.is_closed for channel in channels)
@@ -119,8 +119,7 @@ class FakeSystem:
 class Outcome:
     def __init__(self, system, *, workers=2, watchdog_timeout_s=60.0, line_s=0.0):
         plan = Plan(
-            command=("worker", "--port", "{port}", "--slot", "{slot}", "--name={slot}", "--peers", "{peers}"),
-            environment={"A": "b"},
+            command=("worker",),
             host="127.0.0.1",
             port=0,
             workers=workers,
@@ -133,7 +132,7 @@ class Outcome:
         self.cleaned_up = list[int]()
         self.lines = []
         self.exit_code = None
-        supervisor = Supervisor(plan, {"{port}": "8123"}, system, self.cleaned_up.append, self.log)
+        supervisor = Supervisor(plan, ("--port", "8123"), system, self.cleaned_up.append, self.log)
         with contextlib.suppress(ScriptEnded):
             self.exit_code = supervisor.run()
 
@@ -145,11 +144,24 @@ class Outcome:
         return [fields for _, name, fields in self.lines if name == event]
 
 
-@pytest.mark.parametrize("run_dir", [None, Path("/some/where")])
-def test_a_plan_survives_a_round_trip_through_arguments(run_dir):
-    plan = Plan(("run", "{port}"), {"A": "1"}, "::1", 80, 3, 1.5, 30.0, 60.0, run_dir)
-    assert Plan.of_arguments(plan.arguments, {"A": "1"}) == plan
-    assert "A" not in plan.arguments, "other users can read the arguments, not the environment"
+@pytest.mark.parametrize("run_dir", [None, "/some/where"])
+def test_a_plan_survives_the_exec_and_the_environment_is_no_argument(monkeypatch, run_dir):
+    """Other users can read the arguments, not the environment."""
+    execs = []
+
+    def execve(*arguments):
+        execs.append(arguments)
+        raise SystemExit
+
+    monkeypatch.setattr(os, "execve", execve)
+    monkeypatch.setattr(signal, "pthread_sigmask", lambda *_: None)
+    plan = Plan(["run", "it"], "::1", 80, 3, 1.5, 30.0, 60.0, run_dir)
+    with pytest.raises(SystemExit):
+        exec_supervisor(plan, {"A": "secret"})
+    ((_, command, environment),) = execs
+    assert Plan(**json.loads(command[-1])) == plan
+    assert environment == {"A": "secret"}
+    assert not any("secret" in argument for argument in command)
 
 
 def test_the_supervisor_imports_neither_torch_nor_the_libraries_of_a_worker():
@@ -161,11 +173,10 @@ def test_the_supervisor_imports_neither_torch_nor_the_libraries_of_a_worker():
 
 def test_the_supervisor_starts_every_slot_with_its_arguments():
     outcome = Outcome(FakeSystem())
-    assert [command for _, command, _ in outcome.system.spawned] == [
-        ["worker", "--port", "8123", "--slot", "0", "--name={slot}", "--peers", "0"],
-        ["worker", "--port", "8123", "--slot", "1", "--name={slot}", "--peers", "0"],
+    assert [command for _, command in outcome.system.spawned] == [
+        ["worker", "--port", "8123", "--slot", "0", "--peers", "0"],
+        ["worker", "--port", "8123", "--slot", "1", "--peers", "0"],
     ]
-    assert all(environment == {"A": "b"} for _, _, environment in outcome.system.spawned)
 
 
 def test_with_nothing_due_the_supervisor_sleeps_until_a_signal_or_the_next_watchdog_check():
@@ -313,7 +324,7 @@ def test_a_crash_of_one_slot_does_not_slow_another():
 def test_a_replacement_gets_the_number_of_live_workers():
     script = [("ping", 0), ("ping", 2), ("exit", 1002, 1), ("due",), ("exit", 1001, 1), ("exit", 1003, 1), ("due",)]
     spawned = Outcome(FakeSystem(*script), workers=3).system.spawned[3:]
-    assert [(command[4], command[-1]) for _, command, _ in spawned] == [("1", "2"), ("0", "0"), ("2", "0")]
+    assert [(command[4], command[-1]) for _, command in spawned] == [("1", "2"), ("0", "0"), ("2", "0")]
 
 
 def test_a_failed_process_start_is_retried_later():
@@ -407,6 +418,16 @@ def test_a_refusal_of_a_slot_that_served_is_a_crash_and_the_others_continue():
     script = [ready, ("pass", 60), ("exit", 1001, -KILL), ("due",), ("exit", 1003, EXIT_REFUSED), ("due",)]
     outcome = Outcome(FakeSystem(*script))
     assert (outcome.exit_code, outcome.system.killed, len(outcome.system.spawned)) == (None, [], 4)
+
+
+@pytest.mark.parametrize(
+    ("state", "has_served"),
+    [(State.STARTING, False), (State.FAILED, False), (State.READY, True), (State.DRAINING, True)],
+)
+def test_a_slot_has_served_if_its_process_ever_reported_ready_or_draining(state, has_served):
+    reports = ("report", 0, WorkerStatus(state)), ("due",), ("report", 0, WorkerStatus(State.FAILED))
+    outcome = Outcome(FakeSystem(*reports, ("exit", 1001, EXIT_REFUSED)), workers=1)
+    assert outcome.exit_code == (None if has_served else EXIT_REFUSED)
 
 
 def test_a_death_by_an_unnamed_signal_is_logged_too():

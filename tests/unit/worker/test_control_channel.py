@@ -9,22 +9,21 @@ import time
 
 import pytest
 
-from service.supervisor.channel import MAX_WORKER_BYTES, STACKS_SIGNAL, Channel
+from service.supervisor.channel import MAX_SUPERVISOR_BYTES, MAX_WORKER_BYTES, STACKS_SIGNAL, Channel
 from service.supervisor.coordinator import Coordinator
-from service.supervisor.desired_state import DesiredState, Phase
-from service.supervisor.status import ServiceStatus, State, WorkerStatus
-from service.worker.control_channel import MAX_UNANSWERED, ControlChannel, SupervisorChannel
-from tests.doubles import turns
+from service.supervisor.status import DesiredState, Phase, ServiceStatus, State, WorkerStatus
+from service.worker.control_channel import MAX_UNANSWERED, ControlChannel
+from tests.doubles import LocalChannel, turns
 
 
 @pytest.fixture
 def ends():
     """The supervisor's end, and the worker's."""
     ours, its = socket.socketpair()
-    worker = SupervisorChannel(its.detach(), has_peers=False)
+    worker = ControlChannel(Channel(its, MAX_SUPERVISOR_BYTES), has_peers=False)
     yield Channel(ours, MAX_WORKER_BYTES), worker
     ours.close()
-    worker._channel.close()
+    worker._end.close()
     faulthandler.unregister(STACKS_SIGNAL)
 
 
@@ -132,7 +131,7 @@ def test_a_report_for_which_there_is_no_room_is_sent_when_there_is(ends):
             await asyncio.sleep(0)
             found = report(supervisor) or found
         assert found.found == many
-        assert not asyncio.get_running_loop().remove_writer(worker._channel.fileno())
+        assert not asyncio.get_running_loop().remove_writer(worker._end.fileno())
 
     asyncio.run(main())
 
@@ -154,14 +153,14 @@ def test_a_worker_blocked_in_native_code_dumps_its_stack():
     """A signal handler written in Python would not run then."""
     code = """
 import asyncio, ctypes, os, socket, sys
-from service.supervisor.channel import STACKS_SIGNAL
-from service.worker.control_channel import SupervisorChannel
+from service.supervisor.channel import MAX_SUPERVISOR_BYTES, STACKS_SIGNAL, Channel
+from service.worker.control_channel import ControlChannel
 def stand_still():
     ctypes.PyDLL(None).sleep(20)  # with the lock, until a signal
     print("over", file=sys.stderr, flush=True)
 ours, its = socket.socketpair()
 async def main():
-    SupervisorChannel(its.detach(), has_peers=False).open(lambda: None)
+    ControlChannel(Channel(its, MAX_SUPERVISOR_BYTES), has_peers=False).open(lambda: None)
     os.posix_spawn("/bin/sh", ["sh", "-c", f"sleep 0.5; kill -{int(STACKS_SIGNAL)} {os.getpid()}"], os.environ)
     stand_still()
 asyncio.run(main())
@@ -185,7 +184,7 @@ def test_without_a_stderr_reports_are_still_sent(ends, monkeypatch):
 def test_processes_without_a_supervisor_share_a_coordinator():
     async def main():
         coordinator = Coordinator(2, time.monotonic)
-        one, two = (ControlChannel(coordinator, pid) for pid in (1, 2))
+        one, two = (LocalChannel(coordinator, pid) for pid in (1, 2))
         for channel in (one, two):
             channel.open(lambda: None)
         one.report(state=State.READY, found={"a": "x"})

@@ -20,14 +20,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from service.errors import InvalidInput, LayerChanged, LayerError, LayerMissing, LayerNotFound, NotReady
 from service.supervisor.coordinator import MAX_AGE_S, Coordinator
-from service.supervisor.desired_state import Phase
-from service.supervisor.status import ServiceStatus
-from service.worker.control_channel import ControlChannel
+from service.supervisor.status import Phase, ServiceStatus
 from service.worker.layer_registry import LayerRegistry
 from service.worker.layer_rollout import LayerRollout
 from service.worker.readiness import Readiness
 from service.worker.reconciler import Reconciler
-from tests.doubles import ManualClock, turns
+from tests.doubles import LocalChannel, ManualClock, turns
 
 NUM_PROCESSES = 2
 TIMEOUT_S = 1e6
@@ -96,15 +94,15 @@ class Engine(Work):
         pass
 
 
-class SlowChannel(ControlChannel):
+class SlowChannel(LocalChannel):
     """Each message arrives only when a step calls for it, and only the latest waits, as on a real one."""
 
     inbox: ServiceStatus | None = None
     has_unsent = is_dead = False
 
-    def open(self, changed: Callable[[], object]) -> None:
+    def open(self, *changed: Callable[[], object]) -> None:
         self._changed = changed
-        self._join()
+        self.coordinator.join(self.pid, self._take)
         self.receive()
         self._send()
 
@@ -133,14 +131,15 @@ class Process:
         self.channel = SlowChannel(coordinator, pid)
         quiet = SimpleNamespace(
             layer_loaded=lambda *_: None, layer_refused=lambda *_: None, layer_not_loaded=lambda *_: None,
-            serving=lambda *_: None, readiness_changed=lambda **_: None,
+            serving=lambda *_: None, readiness_changed=lambda **_: None, seconds_since_answer=lambda _: 0.0,
+            layers_changed=lambda *_: None,
         )  # fmt: skip
         self.registry = LayerRegistry(files, self.engine, quiet)  # type: ignore[arg-type]
         self.registry.close()
         self.registry._load_thread, self.registry._digest_thread = self.reading, self.digest_reads  # type: ignore[assignment]
-        self.rollout = LayerRollout(self.registry, self.channel, TIMEOUT_S)
-        others = SimpleNamespace(is_alive=True), SimpleNamespace(why_not_ready=lambda _: None)
-        self.readiness = Readiness(self.channel, others[0], self.registry, others[1], quiet, bool)  # type: ignore[arg-type]
+        self.rollout = LayerRollout(self.registry, self.channel, quiet, TIMEOUT_S)  # type: ignore[arg-type]
+        batcher = SimpleNamespace(is_alive=True)
+        self.readiness = Readiness(self.channel, batcher, self.registry, quiet, bool, 10.0, 1.0)  # type: ignore[arg-type]
         self.reconciler = Reconciler(self.registry, self.channel, clock, 10.0, self.readiness.state_applied)
         self.channel.open(self.check)
         self.readiness.port_opened()
@@ -149,8 +148,8 @@ class Process:
     async def _run(self) -> None:
         self.readiness.report()
         await self.reconciler.load(strict=False)
-        desired = self.reconciler._applied
-        self.was_content = desired is not None and desired.loaded <= self.registry._loaded.keys()
+        desired = self.reconciler.applied
+        self.was_content = desired.version > 0 and desired.loaded <= self.registry._loaded.keys()
         await self.reconciler.run()
 
     def check(self) -> None:
@@ -164,7 +163,7 @@ class Process:
 
     @property
     def has_begun(self) -> bool:
-        return self.reconciler.version > 0
+        return self.reconciler.applied.version > 0
 
     @property
     def catalog(self) -> Any:
@@ -365,7 +364,7 @@ class LayerRace(RuleBasedStateMachine):
         desired = self.coordinator.desired
         assert desired.phase is Phase.SETTLED
         for process in self.slots:
-            assert process.reconciler.version == desired.version
+            assert process.reconciler.applied.version == desired.version
             assert {*process.digests} | process.catalog.awaited == {*desired.layers}
             assert process.digests.items() <= desired.layers.items()
             assert not process.was_content or process.digests == desired.layers

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from service.errors import LayerError, LayerMissing, LayerNotLoaded
-from service.supervisor.desired_state import DesiredState, Phase
+from service.layers.store import Store
+from service.supervisor.status import DesiredState, Phase
 from service.worker.layer_registry import LayerRegistry, Refusal
+from tests.unit.layers.checkpoints import stored
 
 SETTLED = DesiredState(1, Phase.SETTLED, {"a": "old", "still": "one"})
 OTHER_FILE = 'layer "a": the file in the layer directory is not the version that is served'
@@ -52,10 +54,12 @@ class Engine:
 class Listener:
     def __init__(self) -> None:
         self.missing: list[str] = []
+        self.refused: list[tuple[str, str]] = []
 
     def layer_loaded(self, name: str, loaded: Any) -> None: ...
 
-    def layer_refused(self, name: str, error: LayerError) -> None: ...
+    def layer_refused(self, name: str, error: LayerError) -> None:
+        self.refused.append((name, error.message))
 
     def serving(self, names: list[str], num_layers: int) -> None: ...
 
@@ -86,6 +90,46 @@ def room():
     made = Room()
     yield made
     made.registry.close()
+
+
+@pytest.fixture
+def first_load(tmp_path):
+    """Load three stored layers, the middle one damaged; return the digests by name, and the listener."""
+    for name in ("c", "b", "a"):
+        Store(tmp_path / "layers").save(stored(name))
+    (tmp_path / "layers" / "b.safetensors").write_bytes(b"rubbish")
+
+    def load(directory: str, *, strict: bool) -> tuple[dict[str, str], Listener]:
+        listener = Listener()
+        registry = LayerRegistry(Store(tmp_path / directory), Engine(), listener)  # type: ignore[arg-type]
+        try:
+            return asyncio.run(registry.load_directory(strict=strict)), listener
+        finally:
+            registry.close()
+
+    return load
+
+
+def test_one_bad_layer_does_not_stop_the_others(first_load):
+    """F13, lenient: the refusal of the bad layer says why."""
+    digests, listener = first_load("layers", strict=False)
+    assert digests == {name: stored(name).digest for name in ("a", "c")}
+    ((name, reason),) = listener.refused
+    assert (name, reason[:11]) == ("b", 'layer "b": ')
+
+
+def test_strict_raises_the_first_failure(first_load):
+    """F13, strict."""
+    with pytest.raises(LayerError, match=r'^layer "b": '):
+        first_load("layers", strict=True)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_missing_directory_is_a_failure_either_way_and_an_empty_one_gives_no_layers(first_load, tmp_path, strict):
+    with pytest.raises(LayerError, match="does not exist"):
+        first_load("none", strict=strict)
+    (tmp_path / "empty").mkdir()
+    assert first_load("empty", strict=strict)[0] == {}
 
 
 FOUND = {

@@ -5,6 +5,7 @@ The other process is statuses that the test reports; nothing sleeps.
 
 import asyncio
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,12 +13,10 @@ import pytest
 from service.errors import Draining, InvalidInput, LayerChanged, LayerError, LayerMissing, LayerNotFound, NotReady
 from service.layers.catalog import Catalog
 from service.supervisor.coordinator import Coordinator
-from service.supervisor.desired_state import DesiredState, Phase
-from service.supervisor.status import State, WorkerStatus
+from service.supervisor.status import DesiredState, Phase, State, WorkerStatus
 from service.worker import layer_rollout
-from service.worker.control_channel import ControlChannel
 from service.worker.layer_rollout import LayerRollout
-from tests.doubles import turns
+from tests.doubles import LocalChannel, turns
 
 OLD = {"a": "sha256:1"}
 
@@ -48,8 +47,13 @@ class Service:
     def __init__(self, timeout_s=20.0):
         self.coordinator = Coordinator(2, time.monotonic)
         self.registry = Registry()
-        self.channel = ControlChannel(self.coordinator, pid=1)
-        self.rollout = LayerRollout(self.registry, self.channel, timeout_s)
+        self.channel = LocalChannel(self.coordinator, pid=1)
+        self.events: list[tuple[str, str]] = []
+        telemetry: Any = SimpleNamespace(
+            layer_refused=lambda name, error: self.events.append((name, error.message)),
+            layers_changed=lambda action, name: self.events.append((name, action)),
+        )
+        self.rollout = LayerRollout(self.registry, self.channel, telemetry, timeout_s)  # type: ignore[arg-type]
         self.desired_states = []
         self.answers: Any = lambda desired, pid: {}
 
@@ -109,6 +113,7 @@ def test_a_new_layer_takes_three_desired_states_and_is_returned(service):
     both = {**OLD, "b": "sha256:2"}
     assert run(service, service.rollout.put("b")) == (("b", "sha256:2"), True)
     assert service.phases == [(Phase.PREPARE, OLD), (Phase.SERVE, both), (Phase.SETTLED, both)]
+    assert service.events == [("b", "put")]
 
 
 def test_a_changed_layer_replaces_and_an_unchanged_one_changes_nothing(service):
@@ -229,7 +234,7 @@ def test_a_second_rollout_meanwhile_is_refused_before_its_file_is_read(service):
         first = asyncio.ensure_future(service.rollout.put("b"))
         await turns()
         service.registry.gate = asyncio.Event()
-        other = LayerRollout(service.registry, service.channel, 20.0)
+        other = LayerRollout(service.registry, service.channel, service.rollout._telemetry, 20.0)
         for second in (service.rollout.drop("a"), service.rollout.put("a"), other.put("a")):
             with pytest.raises(NotReady, match="another change") as refused:
                 await second
@@ -252,6 +257,7 @@ def test_an_error_of_the_layer_directory_is_raised_to_the_caller(service):
     async def story():
         with pytest.raises(InvalidInput, match="tensors are missing"):
             await service.rollout.put("c")
+        assert service.events == [("c", 'layer "c": tensors are missing')]
         for name in ("absent", "../a", "A", "", "a" * 65):
             with pytest.raises(LayerNotFound):
                 await service.rollout.put(name)

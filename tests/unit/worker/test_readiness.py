@@ -18,6 +18,10 @@ class Log:
     def __init__(self) -> None:
         self.reported: list[tuple[bool, int]] = []
         self.events: list[str] = []
+        self.age = 0.0
+
+    def seconds_since_answer(self, name: str) -> float:
+        return self.age
 
     def readiness_changed(self, *, is_ready: bool, num_ready: int) -> None:
         self.reported.append((is_ready, num_ready))
@@ -65,10 +69,10 @@ class Process:
         self.channel = Channel(has_peers=has_peers)
         self.restore: Any = lambda: False
         self.batcher = room(is_alive=True)
-        self.probes = room(why_not_ready=lambda catalog: None)
-        self.registry = room(catalog=room(awaited=()) if has_layers else None, fault=None, refusal=None)
+        catalog = room(awaited=(), models=lambda: [room(name="a")])
+        self.registry = room(catalog=catalog if has_layers else None, fault=None, refusal=None)
         restore = lambda: self.restore()
-        self.readiness = Readiness(self.channel, self.batcher, self.registry, self.probes, self.log, restore)  # type: ignore[arg-type]
+        self.readiness = Readiness(self.channel, self.batcher, self.registry, self.log, restore, 10.0, 1.0)  # type: ignore[arg-type]
 
     def reported(self) -> State:
         return self.channel.status.state
@@ -101,9 +105,11 @@ def test_layers_and_port_may_become_ready_in_either_order(process):
 def test_a_later_fault_is_the_reason_until_it_is_repaired(process):
     process.readiness.port_opened()
     process.readiness.state_applied(3)
-    process.probes.why_not_ready = lambda catalog: "a layer does not answer"
+    process.log.age = 30.0
+    assert process.readiness.why_not_ready() is None
+    process.log.age = 31.0
     process.readiness.report()
-    assert process.readiness.why_not_ready() == "a layer does not answer"
+    assert process.readiness.why_not_ready() == 'layer "a" has not answered for 31 s'
     assert process.reported() is State.FAILED
     process.registry.catalog.awaited = ("late",)
     assert process.readiness.why_not_ready() == "a layer is missing"
@@ -112,7 +118,7 @@ def test_a_later_fault_is_the_reason_until_it_is_repaired(process):
     process.batcher.is_alive = False
     assert process.readiness.why_not_ready() == "the engine is down"
     process.batcher.is_alive, process.registry.catalog.awaited = True, ()
-    process.probes.why_not_ready = lambda catalog: None
+    process.log.age = 0.0
     process.readiness.report()
     assert process.reported() is State.READY
 
@@ -242,7 +248,7 @@ class Others:
         process = Process()
         self._channel = process.channel
         self._readiness = process.readiness
-        self._readiness.when_joined(self._joined)
+        self._readiness.joined = self._joined
 
     def _joined(self) -> None:
         self.num_joined += 1

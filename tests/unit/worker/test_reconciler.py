@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from service.supervisor.coordinator import Coordinator
-from service.supervisor.desired_state import DesiredState, Phase
-from service.worker.control_channel import ControlChannel
+from service.supervisor.status import DesiredState, Phase
 from service.worker.reconciler import Reconciler
-from tests.doubles import ManualClock, turns
+from tests.doubles import LocalChannel, ManualClock, turns
 
 FIRST = DesiredState(1, Phase.SETTLED, {"a": "1"})
 
@@ -45,7 +44,7 @@ class Story:
     def __init__(self, desired: DesiredState | None = None) -> None:
         self.coordinator, self.registry, self.acknowledged = Coordinator(1, time.monotonic), SlowRegistry(), list[int]()
         self.coordinator.desired = desired or DesiredState()
-        self.channel, self.clock = ControlChannel(self.coordinator), ManualClock()
+        self.channel, self.clock = LocalChannel(self.coordinator), ManualClock()
         self.reconciler = Reconciler(self.registry, self.channel, self.clock, 10.0, self.acknowledged.append)  # type: ignore[arg-type]
         self.channel.open(self.reconciler.check)
 
@@ -77,7 +76,7 @@ def run():
 def test_the_first_process_proposes_what_the_layer_directory_holds(run):
     async def story(told: Story) -> None:
         assert told.coordinator.desired == FIRST
-        assert (told.registry.done, told.acknowledged, told.reconciler.version) == ([1], [1], 1)
+        assert (told.registry.done, told.acknowledged, told.reconciler.applied.version) == ([1], [1], 1)
         assert told.channel.status.found is None, "later reports are short"
 
     run(story)

@@ -2,12 +2,26 @@
 
 import asyncio
 import socket
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from service.worker.server import SHED_PER_S, Drain, Server
+from service.worker.server import SHED_PER_S, Server
 from tests.unit.http.wire import LIMITS
+
+
+def server_of(
+    bound: socket.socket, application: Any = None, opened: Any = lambda: None, begin_drain: Any = lambda: None
+) -> Server:
+    service: Any = SimpleNamespace(
+        readiness=SimpleNamespace(port_opened=opened),
+        begin_drain=begin_drain,
+        stop_admitting=lambda: None,
+        settle=lambda: None,
+        is_over=lambda: True,
+    )
+    return Server(application, service, bound, LIMITS, delay_s=0, grace_s=0)
 
 
 def test_a_process_that_cannot_report_its_exit_exits():
@@ -19,7 +33,7 @@ def test_a_process_that_cannot_report_its_exit_exits():
             server.leave(4)
 
     with socket.socket() as bound:
-        server = Server(None, bound, Drain(delay_s=0, grace_s=0, begin=begin), LIMITS)
+        server = server_of(bound, begin_drain=begin)
         asyncio.run(story(server))
     assert server.should_exit
     assert server.exit_code == 4
@@ -40,7 +54,7 @@ def test_the_port_counts_as_open_once_a_connection_succeeds():
                 found.append(client.connect_ex(bound.getsockname()))
             server.leave()
 
-        server = Server(application, bound, Drain(delay_s=0, grace_s=0, begin=lambda: None), LIMITS, opened=opened)
+        server = server_of(bound, application, opened)
         assert server.run_to_end() == 0
     assert found == [0]
 
@@ -65,5 +79,5 @@ def test_all_open_connections_are_shed_a_few_at_a_time_when_a_process_has_joined
         assert all(connection.is_shed for connection in connections)
 
     with socket.socket() as bound:
-        server = Server(None, bound, Drain(delay_s=0, grace_s=0, begin=lambda: None), LIMITS)
+        server = server_of(bound)
         asyncio.run(story(server))

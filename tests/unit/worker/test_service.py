@@ -1,26 +1,31 @@
-"""Service: a process whose engine goes down while layers are loaded leaves like one whose engine goes down in a batch."""
+"""Service: a process whose engine goes down or hangs while layers are loaded leaves like one in which a batch does so."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from service.attention.engine import Engine
+from service.attention import self_check
+from service.attention.call import AttentionCall
+from service.attention.engine import Engine, LayerCall
+from service.batching.job import Cost
 from service.errors import Draining, EngineDown
 from service.layers.store import Store
 from service.observability.metrics import Metrics
 from service.observability.telemetry import Telemetry
 from service.settings import load_settings
 from service.supervisor.supervisor import EXIT_ENGINE_DOWN, EXIT_FAILED, EXIT_REFUSED
-from service.worker.control_channel import ControlChannel
 from service.worker.service import Service
+from tests.doubles import LocalChannel, turns
 from tests.unit.layers.checkpoints import stored
 
 DOWN = EngineDown("the device failed")
@@ -47,7 +52,6 @@ class Recording(Telemetry):
         self.events: list[tuple[str, BaseException | None]] = []
 
     def died(self, num_jobs: int, error: BaseException | None) -> None:
-        assert num_jobs == 0
         self.events.append(("engine_down", error))
 
     def task_failed(self, error: BaseException) -> None:
@@ -57,11 +61,11 @@ class Recording(Telemetry):
 class Process:
     """A service over a layer directory; `left` gets the exit code and the reason with which it leaves first."""
 
-    def __init__(self, directory: Path, failure: Exception | None = None) -> None:
+    def __init__(self, directory: Path, failure: Exception | None = None, **settings: Any) -> None:
         self.telemetry = Recording()
         self.left: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
-        settings = load_settings(layers_dir=directory, device="cpu", workers=1, heartbeat_s=0.02)
-        self.service = Service(settings, self.telemetry, ControlChannel(), self._leave, FailingEngine)
+        given = {"layers_dir": directory, "device": "cpu", "workers": 1, "heartbeat_s": 0.02, **settings}
+        self.service = Service(load_settings(**given), self.telemetry, LocalChannel(), self._leave, FailingEngine)
         self.fail_loads(failure)
 
     def fail_loads(self, failure: Exception | None) -> None:
@@ -80,12 +84,14 @@ class Process:
 
     async def end(self) -> tuple[int, str]:
         async with asyncio.timeout(10):
-            return await self.left
+            left = await self.left
+        await turns()  # the batcher's task ends
+        return left
 
 
 @contextlib.asynccontextmanager
-async def started(directory: Path, failure: Exception | None = None) -> AsyncIterator[Process]:
-    process = Process(directory, failure)
+async def started(directory: Path, failure: Exception | None = None, **settings: Any) -> AsyncIterator[Process]:
+    process = Process(directory, failure, **settings)
     await process.service.start()
     try:
         yield process
@@ -125,25 +131,113 @@ def test_an_engine_that_goes_down_in_a_rollout_has_the_process_replaced(tmp_path
     asyncio.run(story())
 
 
-def test_a_first_load_that_fails_otherwise_is_refused(tmp_path):
-    Store(tmp_path).save(stored())
+class Checks:
+    """A self-check whose forward passes wait for `gate`, or take `step_s` each."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, step_s: float = 0.0) -> None:
+        self.gate, self._step_s, self._checks = threading.Event(), step_s, self_check.checks
+        self.gate.set()
+        monkeypatch.setattr("service.attention.engine.checks", self)
+
+    def __call__(self, layer: self_check.Variant) -> Iterator[bool]:
+        for kept in self._checks(layer):
+            self.gate.wait(10)
+            time.sleep(self._step_s)
+            yield kept
+
+
+STUCK_S = 0.2
+
+
+def is_down(process: Process) -> None:
+    ((event, error),) = process.telemetry.events
+    assert (event, type(error)) == ("engine_down", EngineDown)
+    assert process.service.why_not_ready() == "the engine is down"
+
+
+@pytest.mark.parametrize("has_layers", [True, False])
+def test_a_first_load_that_hangs_has_the_process_replaced(tmp_path, monkeypatch, has_layers):
+    if has_layers:
+        Store(tmp_path).save(stored())
+    checks = Checks(monkeypatch)
+    checks.gate.clear()
 
     async def story() -> None:
-        async with started(tmp_path, RuntimeError("a secret reason")) as process:
+        async with started(tmp_path, stuck_s=STUCK_S) as process:
+            assert await process.end() == (EXIT_ENGINE_DOWN, "the engine is down")
+            is_down(process)
+            checks.gate.set()
+
+    asyncio.run(story())
+
+
+def test_a_change_that_hangs_fails_waiting_requests_and_has_the_process_replaced(tmp_path, monkeypatch):
+    checks = Checks(monkeypatch)
+
+    async def story() -> None:
+        async with started(tmp_path, stuck_s=STUCK_S) as process:
+            await process.serve()
+            Store(tmp_path).save(stored())
+            checks.gate.clear()
+            author = asyncio.ensure_future(process.service.put_layer("tiny"))
+            while not process.service.engine.load_step_s:  # noqa: ASYNC110 (it is state, not an event)
+                await asyncio.sleep(0.001)
+            attention = process.service.catalog.attention
+            assert attention is not None
+            row = torch.zeros(1, 1, 1, 1)
+            payload = LayerCall(attention.loaded, AttentionCall(row, row, row, scale=1.0))
+            cost = Cost(sequences=1, tokens=2, cells=1, weights_bytes=0, input_bytes=0, flops=1)
+            with pytest.raises(EngineDown):
+                await process.service.batcher.submit(payload, "lane", cost, time.monotonic() + 10)
+            assert await process.end() == (EXIT_ENGINE_DOWN, "the engine is down")
+            is_down(process)
+            author.cancel()
+            checks.gate.set()
+
+    asyncio.run(story())
+
+
+def test_a_load_of_many_steps_may_take_longer_than_one_step_may(tmp_path, monkeypatch):
+    step_s = STUCK_S / 10  # there are 28 steps and more
+    Checks(monkeypatch, step_s)
+
+    async def story() -> None:
+        async with started(tmp_path, stuck_s=STUCK_S) as process:
+            began = time.monotonic()
+            await process.serve()
+            assert time.monotonic() - began > STUCK_S
+            assert not process.left.done()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(("has_layers", "what"), [(True, 'layer "tiny"'), (False, "attention without a layer")])
+@pytest.mark.parametrize("failure", [RuntimeError("a secret reason"), MemoryError()], ids=["passes", "memory"])
+def test_a_first_load_that_fails_otherwise_is_refused(tmp_path, has_layers, what, failure):
+    if has_layers:
+        Store(tmp_path).save(stored())
+
+    async def story() -> None:
+        async with started(tmp_path, failure) as process:
             exit_code, reason = await process.end()
             assert exit_code == EXIT_REFUSED
-            assert reason.startswith('layer "tiny": ')
+            assert reason.startswith(what)
             assert process.service.why_not_ready() == reason
             assert process.telemetry.events == []
 
     asyncio.run(story())
 
 
-def test_an_internal_fault_of_a_task_has_the_process_replaced(tmp_path):
+def test_an_internal_fault_of_a_task_has_the_process_replaced(tmp_path, monkeypatch):
     fault = ValueError("a bug")
 
+    def serving(self: Recording, names: list[str], num_layers: int) -> None:
+        raise fault
+
+    monkeypatch.setattr(Recording, "serving", serving)
+
     async def story() -> None:
-        async with started(tmp_path, fault) as process:
+        async with started(tmp_path) as process:
             exit_code, _ = await process.end()
             assert exit_code == EXIT_FAILED
             assert process.service.why_not_ready() == "an internal fault"
