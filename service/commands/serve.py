@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from service.observability.trace_export import TraceExport
     from service.settings import Settings
     from service.worker.control_channel import SupervisorChannel
-    from service.worker.server import Drain, Server
-    from service.worker.service import Service
+    from service.worker.server import Server
 
 # How long a thread may hold the interpreter lock that another waits for. The compute thread needs it between two products, a
 # hundred times in a large batch. With Python's default of 5 ms it would wait for a busy event loop as long as a product takes.
@@ -221,7 +220,7 @@ def _server(
     from service.app import build
     from service.limits import transport_limits
     from service.supervisor.supervisor import EXIT_REFUSED
-    from service.worker.server import Server
+    from service.worker.server import Drain, Server
 
     def leave(exit_code: int, reason: str) -> None:
         if exit_code == EXIT_REFUSED:
@@ -231,7 +230,14 @@ def _server(
     tracer = None if export is None else export.tracer
     outer, service = build(settings, telemetry, channel, leave, tracer=tracer, restore=restore)
     limits, tls, opened = transport_limits(settings), _tls_files(settings), service.readiness.port_opened
-    drain = _drain(settings, service)
+    drain = Drain(
+        delay_s=settings.drain_delay_s,
+        grace_s=settings.shutdown_grace_s,
+        begin=service.begin_drain,
+        stop_admitting=service.stop_admitting,
+        settle=service.settle,
+        is_over=service.is_over,
+    )
     server = Server(outer, listener, drain, limits, opened=opened, tls=tls)
     channel.ended = server.supervisor_ended
     service.readiness.when_joined(server.rebalance)
@@ -247,19 +253,6 @@ def _listener(settings: Settings, port: int, *, has_peers: bool) -> socket.socke
         # refused. A replacement does not listen yet: the kernel would send it requests that other workers could answer.
         found.listen(BACKLOG)
     return found
-
-
-def _drain(settings: Settings, service: Service) -> Drain:
-    from service.worker.server import Drain
-
-    return Drain(
-        delay_s=settings.drain_delay_s,
-        grace_s=settings.shutdown_grace_s,
-        begin=service.begin_drain,
-        stop_admitting=service.stop_admitting,
-        settle=service.settle,
-        is_over=service.is_over,
-    )
 
 
 def _trace_export(settings: Settings) -> TraceExport | None:
