@@ -137,9 +137,12 @@ def read_attention(reply: Reply, query: Array, sent: Raw) -> AttentionAnswer[Arr
 
 def _shared_fields(reply: Reply, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that an answer has with and without a layer."""
+    weights: Array | TopK[Array] | None = arrays.get("weights")
+    if "weights.values" in arrays:
+        weights = TopK(*(arrays[f"weights.{part}"] for part in ("values", "indices", "rest")))
     return {
         "output": arrays["output"],
-        "weights": _weights(arrays),
+        "weights": weights,
         "masked_rows": facts["masked_rows"],
         "batch": Batch(*(facts["batch"][name] for name in Batch._fields)),
         "timing_ms": Timing(*(float(facts["timing_ms"][name]) for name in Timing._fields)),
@@ -156,12 +159,6 @@ def _decoded(reply: Reply, query: Array, sent: Raw) -> tuple[dict[str, Array], d
     if (output.dtype, output.shape[:-1]) != (sent.dtype, sent.bits.shape[:-1]):
         raise ValueError("the output has another dtype or another number of rows than the query")
     return {name: made_like(query, entry) for name, entry in tensors.items()}, json.loads(metadata["response"])
-
-
-def _weights(arrays: Mapping[str, Array]) -> Array | TopK[Array] | None:
-    if "weights.values" in arrays:
-        return TopK(*(arrays[f"weights.{part}"] for part in ("values", "indices", "rest")))
-    return arrays.get("weights")
 
 
 def read_json(reply: Reply) -> dict[str, Any]:

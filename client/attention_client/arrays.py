@@ -56,8 +56,7 @@ def raw(array: object, param: str, allowed: frozenset[str]) -> Raw:
         except Exception as error:
             raise InvalidInput(f"{name} must be a dense tensor with values in memory", param=param) from error
     else:
-        kind = type(array).__name__
-        raise InvalidInput(f"{name} must be a NumPy array or a torch tensor, got {kind}", param=param)
+        raise InvalidInput(f"{name} must be a NumPy array or a torch tensor, got {type(array).__name__}", param=param)
     wanted = _WIDENED.get(dtype, dtype)
     if wanted not in allowed:
         raise BadDtype(f"{name} must be {', '.join(sorted(allowed))}, got {dtype}", param=param)

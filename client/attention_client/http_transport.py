@@ -26,7 +26,7 @@ import stamina
 
 from attention_client.answer import OK, Reply, check
 from attention_client.errors import BadAnswer, ConnectionFailed, DeadlineExceeded, EngineDown, Refused, ServiceError
-from attention_client.options import ClientOptions, checked_request_id, checked_timeout
+from attention_client.options import ClientOptions, checked_request_id, checked_timeout, without_password
 from attention_client.request import Call
 
 MAJOR_VERSION = 0
@@ -98,8 +98,7 @@ class HttpTransport:
         headers = {"accept-encoding": "identity", "user-agent": "attention-service-client"}
         if options.api_key is not None:
             headers["authorization"] = f"Bearer {options.api_key}"
-        # For error messages: without the user name and password that a URL may hold.
-        self._address = str(httpx2.URL(options.url).copy_with(userinfo=b""))
+        self._address = without_password(options.url)
         self._http = httpx2.AsyncClient(
             base_url=options.url.rstrip("/"),
             headers=headers,

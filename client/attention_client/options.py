@@ -39,7 +39,7 @@ class ClientOptions:
 
     def __post_init__(self) -> None:
         if not _is_address(self.url):
-            given = re.sub(r"(?s).*@", "…@", str(self.url))  # without a user name and password
+            given = without_password(str(self.url))
             raise InvalidInput(f"url must be like http://127.0.0.1:8000, without a query, not {given!r}")
         checked_timeout(self.timeout_s)
         for name in ("max_connections", "attempts", "max_answer_bytes"):
@@ -49,6 +49,11 @@ class ClientOptions:
         # A synchronous transport is easily mistaken for an asynchronous one.
         if self.transport is not None and not isinstance(self.transport, httpx2.AsyncBaseTransport):
             raise InvalidInput("transport must be an httpx2.AsyncBaseTransport, for Client too")
+
+
+def without_password(url: str) -> str:
+    """Return the URL for a message, without user name and password: what precedes the last @, as a password may hold a slash."""
+    return re.sub(r"(?s)^([\w+.-]*://)?.*@", r"\1", url)
 
 
 def checked_timeout(timeout_s: Any) -> float | None:

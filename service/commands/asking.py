@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import functools
 import json
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -21,6 +20,8 @@ import pybase64
 
 import attention_client
 from attention_client.answer import EXTRAS
+from attention_client.arrays import VALUES
+from attention_client.options import without_password
 from service.errors import InvalidInput, ServiceError
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from service.layers.stored_layer import StoredLayer
 
 TIMEOUT_S = 60.0
+_FOREIGN = "a field of the answer is missing or has another type"
 
 
 class AskFailed(ServiceError):
@@ -113,12 +115,11 @@ def asking(where: Path | str, api_key: str | None = None) -> Iterator[Ask]:
     try:
         # One attempt: a user at a terminal sees the error at once and can retry.
         with attention_client.Client(where, timeout_s=TIMEOUT_S, attempts=1, api_key=api_key) as client:
-            yield lambda layer, body: _checked_reply(
+            yield lambda layer, body: _reply(
                 client.attention_json(body) if layer is None else client.attend_json(layer, body)
             )
     except attention_client.BadAnswer as error:
-        address = re.sub(r"//[^/]*@", "//", where)  # a URL may hold a password
-        raise AskFailed(f"{address} does not answer as the service does: {error.message}") from None
+        raise AskFailed(f"{without_password(where)} does not answer as the service does: {error.message}") from None
     except attention_client.ServiceError as error:
         prefix = f"{error.status} {error.code}: " if error.status else ""
         raise AskFailed(prefix + error.message) from None
@@ -153,41 +154,45 @@ def _ask_engine(
     return _reply(orjson.loads(b"".join(pieces)))
 
 
-def _checked_reply(found: dict[str, Any]) -> Reply:
-    """Return the reply in a server's JSON object; raises BadAnswer if another program than the service made it."""
-    try:
-        reply = _reply(found)
-        orjson.dumps(reply.facts)  # it refuses facts that cannot be printed
-    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise attention_client.BadAnswer("a field of the answer is missing or has another type") from error
-    return reply
-
-
 def _reply(found: dict[str, Any]) -> Reply:
-    weights = found["weights"]
-    if weights is None:
-        arrays = {}
-    elif isinstance(weights, dict) and "values" in weights:
-        arrays = {name: _array(weights[name]) for name in ("values", "indices", "rest")}
-    else:
-        arrays = {"weights": _array(weights)}
-    arrays |= {name: _array(found[name]) for name in EXTRAS if found.get(name) is not None}
+    """Return the reply in the JSON object of an answer; raises BadAnswer if another program than the service made it."""
+    match found:
+        case {"output": output, "weights": None}:
+            fields = {}
+        case {"output": output, "weights": {"values": values, "indices": indices, "rest": rest}}:
+            fields = {"values": values, "indices": indices, "rest": rest}
+        case {"output": output, "weights": weights}:
+            fields = {"weights": weights}
+        case _:
+            raise attention_client.BadAnswer(_FOREIGN)
+    fields |= {name: found[name] for name in EXTRAS if found.get(name) is not None}
     facts = {name: value for name, value in found.items() if name not in ("output", "weights", *EXTRAS)}
-    return Reply(_array(found["output"]), arrays, facts)
+    try:
+        orjson.dumps(facts)
+    except orjson.JSONEncodeError:  # a number or a text that the command could not print
+        raise attention_client.BadAnswer(_FOREIGN) from None
+    return Reply(_array(output), {name: _array(field) for name, field in fields.items()}, facts)
 
 
 def _array(field: Any) -> np.ndarray:
-    """Return a tensor of an answer, in any of its forms; the strings "nan" and "inf" become floats."""
-    if isinstance(field, list):
-        return np.array(field, dtype=object).astype(np.float32)
-    name, data = field["dtype"], field["data"]
+    """Return a tensor of an answer, in any of its forms; the strings "nan" and "inf" become floats. Raises BadAnswer."""
+    match field:
+        case list():
+            name, shape = "float32", None
+            data: list[Any] | str = field
+        case {"dtype": str(name), "shape": list(shape), "data": list() | str() as data} if name in VALUES:
+            pass
+        case _:
+            raise attention_client.BadAnswer(_FOREIGN)
     # NumPy has no bfloat16; a float32 with the same upper bits is the same number.
-    dtype = np.dtype("float32" if name == "bfloat16" else name)
-    if dtype.kind not in "biuf":
-        raise ValueError(f"{dtype} is not a dtype of the contract")
-    if not isinstance(data, str):
-        return np.array(data, dtype=object).astype(dtype).reshape(field["shape"])
-    found = pybase64.b64decode(data)
-    if name == "bfloat16":
-        found = (np.frombuffer(found, "<u2").astype("<u4") << 16).tobytes()
-    return np.frombuffer(found, dtype.newbyteorder("<")).reshape(field["shape"])
+    dtype = np.dtype("float32" if name == "bfloat16" else name).newbyteorder("<")
+    try:
+        if isinstance(data, list):
+            found = np.array(data, dtype=object).astype(dtype)
+        elif name == "bfloat16":
+            found = (np.frombuffer(pybase64.b64decode(data), "<u2").astype("<u4") << 16).view(dtype)
+        else:
+            found = np.frombuffer(pybase64.b64decode(data), dtype)
+        return found if shape is None else found.reshape(shape)
+    except (TypeError, ValueError, OverflowError):  # values of another type, too few of them, or ragged lists
+        raise attention_client.BadAnswer(_FOREIGN) from None

@@ -25,7 +25,6 @@ _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 (compared, not b
 _READY = 200
 _MAX_ANSWER_BYTES = 65536
 
-
 Url = Annotated[
     str | None,
     typer.Option(

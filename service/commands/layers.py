@@ -169,11 +169,14 @@ def _row(path: Path) -> tuple[str, ...]:
             head = orjson.loads(file.read(min(size, MAX_HEAD_BYTES)))
         about, dtype = orjson.loads(head["__metadata__"]["spec"]), head["query.weight"]["dtype"]
         sizes = (str(about[name]) for name in ("query_width", "num_heads"))
-        return *sizes, _DTYPES.get(dtype, dtype), about["family"], about["digest"][7:19], about["source"]
+        row = *sizes, _DTYPES.get(dtype, dtype), about["family"], about["digest"][7:19], about["source"]
     except OSError as error:
         raise LayerError(f"the file cannot be read: {error.strerror}") from None
     except (ValueError, LookupError, TypeError):
-        raise LayerError("the file is no stored layer; `layers import` makes one of a checkpoint") from None
+        row = (None,)
+    if not all(isinstance(cell, str) and cell.isprintable() for cell in row):
+        raise LayerError("the file is no stored layer; `layers import` makes one of a checkpoint")
+    return row
 
 
 @app.command(context_settings={"allow_extra_args": True})

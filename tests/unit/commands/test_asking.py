@@ -12,6 +12,7 @@ import pytest
 from attention_client import safetensors_body
 from attention_client.arrays import Raw
 from service import cli
+from service.commands import asking
 from tests.unit.commands.answering import answering
 
 FACTS = {"layer": {"name": "small"}, "masked_rows": 0}
@@ -23,6 +24,7 @@ OUTPUTS: list[Any] = [
     {"dtype": "float32", "shape": [2], "data": "AAAA"}, {"dtype": "object", "shape": [1], "data": [{}]},
     {"dtype": 7, "shape": [1], "data": [1]}, {"dtype": "int32", "shape": [1], "data": [2**40]},
     {"dtype": "U3", "shape": [1], "data": ["x"]}, {"dtype": "float32", "shape": "x", "data": [1]},
+    {"dtype": "(,)f4", "shape": [1], "data": [1]},
 ]  # fmt: skip
 OBJECTS: list[dict[str, Any]] = [
     {}, {"error": "x"}, {"output": [1.0]}, {"weights": None}, {**FLAT, "weights": 5}, {**FLAT, "weights": {"values": [1]}},
@@ -72,10 +74,22 @@ def test_an_answer_without_the_requested_arrays_is_not_the_services(refused, com
     refused(command, json.dumps(found).encode())
 
 
-def test_a_password_in_the_url_is_not_printed(tmp_path, monkeypatch, capfd):
+def test_a_fault_of_the_command_itself_is_no_foreign_answer(tmp_path, monkeypatch):
+    def faulty(*_):
+        raise AttributeError("fault")
+
+    monkeypatch.setattr(asking, "Reply", faulty)
+    body = json.dumps({**FLAT, "output": [1.0], "weights": None, "lse": None}).encode()
+    with answering(200, body) as (url, _), asking.asking(url) as ask, pytest.raises(AttributeError, match="fault"):
+        ask("small", {})
+
+
+@pytest.mark.parametrize("password", ["secret", "1/secret"])
+def test_a_password_in_the_url_is_not_printed(tmp_path, monkeypatch, capfd, password):
+    """One with a slash makes the URL that of another host, which does not answer."""
     np.save(tmp_path / "q.npy", np.ones((2, 4), np.float32))
     with answering(200, b"{}") as (url, _):
-        secret = url.replace("//", "//me:secret@")
+        secret = url.replace("//", f"//me:{password}@")
         arguments = ["attend", "small", "--query", str(tmp_path / "q.npy"), "--url", secret]
         monkeypatch.setattr(sys, "argv", ["attention-service", *arguments])
         with pytest.raises(SystemExit):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from service import cli
 from service.layers.store import Store
@@ -171,6 +173,19 @@ def test_a_list_says_which_file_is_no_stored_layer(told, tmp_path, content):
     (tmp_path / "layers" / "bad.safetensors").write_bytes(content)
     code, out, err = told("list")
     assert (code, out.splitlines()[1].split()[0]) == (1, "good")
+    assert err == 'layer "bad": the file is no stored layer; `layers import` makes one of a checkpoint\n'
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("source", 5), ("source", None), ("source", {}), ("source", "\x1b[31m"), ("family", 5), ("digest", ["a"])],
+)
+def test_a_list_says_which_header_has_a_field_that_is_no_printable_text(told, tmp_path, field, value):
+    spec = {"query_width": 12, "num_heads": 3, "family": "gpt2", "digest": "sha256:" + "0" * 64, "source": "x"}
+    metadata = {"spec": json.dumps(spec | {field: value})}
+    save_file({"query.weight": torch.zeros(1)}, tmp_path / "bad.safetensors", metadata)
+    code, _, err = told("list", "--layers-dir", tmp_path)
+    assert code == 1
     assert err == 'layer "bad": the file is no stored layer; `layers import` makes one of a checkpoint\n'
 
 
