@@ -19,7 +19,7 @@ from service.errors import InvalidInput
 if TYPE_CHECKING:
     import numpy as np
 
-    from service.commands.asking import Reply
+    from service.commands.asking import Ask, Reply
 
 Layer = Annotated[str, typer.Argument(help="name of a served layer")]
 QueryFile = Annotated[Path | None, typer.Option("--query", help="query array, .npy: [L, d] or [B, L, d]")]
@@ -63,10 +63,14 @@ def attend(
     layers_dir: LayersDir = LAYERS_DIR,
 ) -> None:
     """Send arrays through a layer, and print or save the answer."""
+    from service.commands.asking import asking
+
     body = _body(request, {"query": query, "key": key, "value": value}, causal, mask)
     if weights is not None:
         body["weights"] = _fields("form", weights)
-    _report(_ask(layer, body, layers_dir if local else service_url(url), api_key), out, as_json=as_json)
+    with asking(layers_dir if local else service_url(url), api_key) as ask:
+        reply = ask(layer, body)
+    _report(reply, out, as_json=as_json)
 
 
 def attention(
@@ -91,6 +95,8 @@ def attention(
     local: Local = False,
 ) -> None:
     """Compute attention on arrays of your own, without a layer."""
+    from service.commands.asking import asking
+
     body = _body(request, {"query": query, "key": key, "value": value}, causal, mask)
     options = dict(layout=layout, num_heads=num_heads, num_kv_heads=num_kv_heads, scale=scale, softcap=softcap)
     body |= {name: option for name, option in options.items() if option is not None}
@@ -100,7 +106,9 @@ def attention(
         body["scores"] = {"stage": scores}
     if lse:
         body["lse"] = True
-    _report(_ask(None, body, Path() if local else service_url(url), api_key), out, as_json=as_json)
+    with asking(Path() if local else service_url(url), api_key) as ask:
+        reply = ask(None, body)
+    _report(reply, out, as_json=as_json)
 
 
 def _report(reply: Reply, out: Path | None, *, as_json: bool) -> None:
@@ -170,13 +178,16 @@ def show(
     layers_dir: LayersDir = LAYERS_DIR,
 ) -> None:
     """Draw one head's attention weights as a heat map."""
+    from service.commands.asking import asking
+
     if (layer is None) == (weights is None):
         raise InvalidInput("give either a layer or --weights FILE")
     if weights is not None:
         drawn, title = _stored_head(weights, sequence, head)
     else:
         body = _body(request, {"query": query, "key": key, "value": value}, causal, mask)
-        drawn = _asked_head(layer, body, layers_dir if local else service_url(url), api_key, (sequence, head or 0))
+        with asking(layers_dir if local else service_url(url), api_key) as ask:
+            drawn = _asked_head(ask, layer, body, sequence, head or 0)
         title = f"{layer}, head {head or 0}"
     _print_map(drawn, tokens, key_tokens, title, use_legend=legend)
 
@@ -191,14 +202,6 @@ def _print_map(
     keys = _words(key_tokens, columns, "--key-tokens") if key_tokens or rows != columns else queries
     screen = console()
     screen.print(draw(weights, queries, keys, title=title, use_legend=use_legend, width=screen.width))
-
-
-def _ask(layer: str | None, body: dict[str, Any], where: Path | str, api_key: str | None) -> Reply:
-    """Ask the layer stored in a directory, or the service at a URL."""
-    from service.commands.asking import asking
-
-    with asking(where, api_key) as ask:
-        return ask(layer, body)
 
 
 def _body(
@@ -237,13 +240,14 @@ def _fields(first: str, text: str) -> dict[str, Any]:
     from service.commands.asking import load_array, tensor_field
 
     found: dict[str, Any] = {}
-    for number, word in enumerate(text.split()):
+    for word in text.split():
         name, sign, value = word.partition("=")
-        if number == 0 or not sign:
-            if number or sign:
-                raise InvalidInput(
-                    f'"{word}" is not understood: write a {first} and then name=value, with blanks between them'
-                )
+        is_first = not found
+        if is_first == bool(sign):  # the first word alone has no "="
+            raise InvalidInput(
+                f'"{word}" is not understood: write a {first} and then name=value, with blanks between them'
+            )
+        if is_first:
             found[first] = word
             continue
         try:
@@ -269,16 +273,10 @@ def _json(path: Path) -> dict[str, Any]:
     return body
 
 
-def _asked_head(
-    layer: str | None, body: dict[str, Any], where: Path | str, api_key: str | None, place: tuple[int, int]
-) -> np.ndarray:
+def _asked_head(ask: Ask, layer: str | None, body: dict[str, Any], sequence: int, head: int) -> np.ndarray:
     """Return the weights [L, S] that the layer computes for one sequence and head; raises InvalidInput for a missing sequence."""
-    from service.commands.asking import asking
-
-    sequence, head = place
-    with asking(where, api_key) as ask:
-        reply = ask(layer, {**body, "weights": {"form": "heads", "heads": [head]}})
-        weights = reply.array("weights", (1, None, None), (None, 1, None, None))
+    reply = ask(layer, {**body, "weights": {"form": "heads", "heads": [head]}})
+    weights = reply.array("weights", (1, None, None), (None, 1, None, None))
     sequences: list[np.ndarray] = [*weights.reshape(-1, *weights.shape[-2:])]
     if sequence >= len(sequences):
         raise InvalidInput(f"--sequence must be below {len(sequences)}, the number of sequences")

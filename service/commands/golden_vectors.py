@@ -139,12 +139,12 @@ def _laid_out(array: np.ndarray, layout: str, axes: str) -> np.ndarray:
 
 def _mask(name: str, random: np.random.Generator, b: int, h: int) -> Mask:
     """Return the mask called `name`: a causal alignment, "window", "lengths", "bias", "attend", "ignore" or "masked_rows"."""
-    # For each query row and key: how many keys the key lies before the one that is aligned with the row, bottom right.
-    before = np.arange(QUERIES)[:, None] + KEYS - QUERIES - np.arange(KEYS)
     if name in ("top_left", "bottom_right"):
-        blocked = before < (KEYS - QUERIES) * (name == "top_left")
-        return Mask({"kind": "causal", "align": name}, None, _blocked(blocked))
+        allowed = np.tri(QUERIES, KEYS, KEYS - QUERIES if name == "bottom_right" else 0, dtype=bool)
+        return Mask({"kind": "causal", "align": name}, None, _blocked(~allowed))
     if name == "window":
+        # For each query row and key: how many keys the key lies before the one that is aligned with the row, bottom right.
+        before = np.arange(QUERIES)[:, None] + KEYS - QUERIES - np.arange(KEYS)
         fields = {"kind": "window", "left": LEFT, "right": 0, "align": "bottom_right"}
         return Mask(fields, None, _blocked((before < 0) | (before > LEFT)))
     if name == "lengths":

@@ -52,11 +52,10 @@ def separated(context: typer.Context, given: list[str], maps: list[str] | None) 
     words = [*given, *context.args]
     pairs = [word for word in words if PAIR.match(word)] if maps else []
     rest = [word for word in words if word not in pairs]
-    if len(rest) != len(given):
-        wrong = f"Got unexpected extra argument ({' '.join(rest[len(given) :])})"
-        raise typer.BadParameter(
-            wrong if len(rest) > len(given) else "SOURCE is missing; only pairs of --map are given"
-        )
+    if len(rest) < len(given):
+        raise typer.BadParameter("SOURCE is missing; only pairs of --map are given")
+    if len(rest) > len(given):
+        raise typer.BadParameter(f"Got unexpected extra argument ({' '.join(rest[len(given) :])})")
     return rest, [word for text in maps or [] for word in text.split()] + pairs
 
 
@@ -206,11 +205,6 @@ def check(
 
         stored = Store(layers_dir).load(name)
         origin = import_layer(path, name=name, key_map=parse_key_map(pairs, fused), **chosen)
-    _print_check(stored, origin)
-
-
-def _print_check(stored: StoredLayer, origin: StoredLayer) -> None:
-    """Print how far the stored layer is from its source; exit with code 1 if that is too far."""
     if stored.spec != origin.spec:
         raise LayerError("the stored layer and the source differ in their widths, heads, scale or biases")
     parity = _parity(stored, origin)

@@ -100,13 +100,10 @@ def _arrays(case: CaseFile) -> Iterator[tuple[str, str, Arrays]]:
     found = False
     for layout in known if "layout" not in request else (request["layout"],):
         part = {name: _rows(x, layout, kv_heads if name in ("key", "value") else heads) for name, x in arrays.items()}
-        (b, h, rows, width), (_, shared, keys, _) = part["query"].shape, part["key"].shape
-        expected = (
-            (b, shared, keys, width),
-            (b, shared, keys, part["value"].shape[3]),
-            (b, h, rows, part["value"].shape[3]),
-        )
-        if 0 in part["query"].shape or h % shared or tuple(part[name].shape for name in TENSORS[1:]) != expected:
+        shapes = [part[name].shape for name in TENSORS]
+        (b, h, rows, width), (_, shared, keys, _), (*_, value_width), _ = shapes
+        expected = [(b, shared, keys, width), (b, shared, keys, value_width), (b, h, rows, value_width)]
+        if 0 in shapes[0] or h % shared or shapes[1:] != expected:
             continue
         found = True
         yield layout, "repeat" * (h != shared), part
@@ -114,8 +111,8 @@ def _arrays(case: CaseFile) -> Iterator[tuple[str, str, Arrays]]:
             used = np.arange(h) % shared
             yield layout, "tile", part | {name: part[name][:, used] for name in ("key", "value")}
     if not found:
-        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
-        raise InvalidInput(f"no layout fits {shapes}; a packed layout needs num_heads in the metadata request")
+        given = ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
+        raise InvalidInput(f"no layout fits {given}; a packed layout needs num_heads in the metadata request")
 
 
 def _rows(array: np.ndarray, layout: str, heads: int | None) -> np.ndarray:
