@@ -79,10 +79,11 @@ def python_client(port: int):
 
 
 def at_rest(service):
-    end = time.monotonic() + 5
-    while (samples := service.samples())["attention_in_flight_requests"] and time.monotonic() < end:
+    """The metrics once nothing is in flight and nothing is queued, not even a probe of a layer."""
+    end, gauges = time.monotonic() + 5, ("attention_in_flight_requests", "attention_queued_requests")
+    while any((samples := service.samples())[name] for name in gauges) and time.monotonic() < end:
         time.sleep(0.02)
-    assert samples["attention_in_flight_requests"] == 0
+    assert [samples[name] for name in gauges] == [0, 0]
     return samples
 
 
