@@ -348,7 +348,9 @@ def test_closing_ends_a_load_that_is_under_way_with_an_error(engine):
         loading.result(10)
 
 
-def test_closing_drops_a_cancelled_load_without_an_error(engine, monkeypatch, caplog):
+@pytest.fixture
+def held_check(monkeypatch) -> tuple[threading.Event, threading.Event]:
+    """Two events: the self-check of a load sets the first when it begins, and goes on once a test sets the second."""
     started, go_on = threading.Event(), threading.Event()
 
     def held(_layer):
@@ -357,6 +359,11 @@ def test_closing_drops_a_cancelled_load_without_an_error(engine, monkeypatch, ca
         yield True
 
     monkeypatch.setattr("service.attention.engine.checks", held)
+    return started, go_on
+
+
+def test_closing_drops_a_cancelled_load_without_an_error(engine, held_check, caplog):
+    started, go_on = held_check
     running, waiting = (engine.engine.load(SPEC, make_tensors(SPEC)) for _ in range(2))
     assert started.wait(10)
     assert waiting.cancel()
@@ -367,15 +374,8 @@ def test_closing_drops_a_cancelled_load_without_an_error(engine, monkeypatch, ca
     assert not caplog.records
 
 
-def test_a_wait_for_a_cancelled_load_ends(engine, monkeypatch):
-    started, go_on = threading.Event(), threading.Event()
-
-    def held(_layer):
-        started.set()
-        assert go_on.wait(10)
-        yield True
-
-    monkeypatch.setattr("service.attention.engine.checks", held)
+def test_a_wait_for_a_cancelled_load_ends(engine, held_check):
+    started, go_on = held_check
     loading = engine.engine.load(SPEC, make_tensors(SPEC))
     assert started.wait(10)
     assert loading.cancel()

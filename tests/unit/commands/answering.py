@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def answering(status: int, body: bytes) -> Iterator[tuple[str, list[str]]]:
-    """A server on a port of its own that says this to everybody; gives its URL and the paths that it was asked."""
+    """Serve this answer to every request, on a free port; yield the URL, and a list of the paths of the requests so far."""
     asked: list[str] = []
 
     class Answer(http.server.BaseHTTPRequestHandler):
