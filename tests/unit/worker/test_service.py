@@ -1,4 +1,7 @@
-"""Service: a process whose engine goes down or hangs while layers are loaded leaves like one in which a batch does so."""
+"""Service: a process whose engine goes down or hangs while layers are loaded leaves like one in which a batch does so.
+
+And in an overload it trims its heap sooner and more often.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,8 @@ import torch
 from service.attention import self_check
 from service.attention.call import AttentionCall
 from service.attention.engine import Engine, LayerCall
+from service.attention.heap import IDLE_GROWTH_BYTES, OVERLOAD_GROWTH_BYTES, Heap
+from service.batching.batcher import Batcher
 from service.batching.job import Cost
 from service.errors import Draining, EngineDown
 from service.layers.store import Store
@@ -242,5 +247,33 @@ def test_an_internal_fault_of_a_task_has_the_process_replaced(tmp_path, monkeypa
             assert exit_code == EXIT_FAILED
             assert process.service.why_not_ready() == "an internal fault"
             assert process.telemetry.events == [("main_task_failed", fault)]
+
+    asyncio.run(story())
+
+
+class RecordingHeap(Heap):
+    """Trims nothing; `called(growth)` waits until it was asked to with this growth."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._loop = asyncio.get_running_loop()
+        self._growths: asyncio.Queue[int] = asyncio.Queue()
+
+    def give_back(self, growth_bytes: int) -> None:
+        self._loop.call_soon_threadsafe(self._growths.put_nowait, growth_bytes)
+
+    async def called(self, growth_bytes: int) -> None:
+        async with asyncio.timeout(10):
+            while await self._growths.get() != growth_bytes:
+                pass
+
+
+def test_the_heap_is_trimmed_when_idle_and_in_an_overload(tmp_path, monkeypatch):
+    async def story() -> None:
+        async with started(tmp_path) as process:
+            process.service._heap = heap = RecordingHeap()
+            await heap.called(IDLE_GROWTH_BYTES)
+            monkeypatch.setattr(Batcher, "num_overloaded", 1)
+            await heap.called(OVERLOAD_GROWTH_BYTES)
 
     asyncio.run(story())
