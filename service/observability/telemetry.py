@@ -268,8 +268,7 @@ class Telemetry:
         num_jobs, num_bytes = self._queued
         metrics.queued_requests.set(num_jobs)
         metrics.queued_bytes.set(num_bytes)
-        if metrics.values is not None:
-            metrics.values.write()
+        metrics.values.write()
 
     def flush_layer_counters(self) -> None:
         """Add the layers' counters to the metrics now, not at the next heartbeat."""
@@ -282,7 +281,7 @@ class Telemetry:
     def close(self) -> None:
         """Write what was deferred, at the end of the process."""
         self.flush()
-        self._metrics.close()
+        self._metrics.values.close()
 
     def _count(self, answered: Sequence[tuple[RequestRecord, float]]) -> None:
         total_s: dict[str, list[float]] = {}

@@ -4,8 +4,8 @@ import time
 
 from service.api.outer_middleware import RequestRecord
 from service.layer_totals import LayerTotals
-from service.observability.metrics import Metrics
 from service.observability.telemetry import LayerCounters
+from tests.doubles import lone_metrics
 
 
 def record(status: int = 200, layer: str | None = "small") -> RequestRecord:
@@ -36,7 +36,7 @@ def test_a_request_to_no_layer_counts_nowhere():
 
 
 def test_totals_equal_the_sum_of_all_deltas():
-    metrics = Metrics()
+    metrics = lone_metrics()
     before = time.time()
     for _ in range(2):
         counters = LayerCounters()
