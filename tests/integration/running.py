@@ -20,11 +20,10 @@ from service.attention.spec import LayerSpec
 from service.errors import ServiceError
 from service.layers.store import Store
 from service.layers.stored_layer import StoredLayer
-from service.observability.metrics import Metrics
 from service.observability.telemetry import Telemetry
 from service.settings import load_settings
 from service.worker.service import Service
-from tests.doubles import LocalChannel
+from tests.doubles import LocalChannel, lone_metrics
 from tests.receive_caller import without_transport
 
 ADMIN_KEY = "the-admins-own"
@@ -129,7 +128,7 @@ async def running(
         **{"layers_dir": directory / "layers", "device": "cpu", "workers": 1, "heartbeat_s": 0.02, **rollout}
     )
     refusals: list[str] = []
-    telemetry = Telemetry(Metrics(), time.monotonic)
+    telemetry = Telemetry(lone_metrics(), time.monotonic)
     leave = lambda _, reason: refusals.append(reason)
     service = Service(settings, telemetry, channel, leave, HeldEngine, tracer, restore)
     edge = build(service, tracer)

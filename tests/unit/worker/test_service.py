@@ -25,12 +25,11 @@ from service.batching.batcher import Batcher
 from service.batching.job import Cost
 from service.errors import Draining, EngineDown
 from service.layers.store import Store
-from service.observability.metrics import Metrics
 from service.observability.telemetry import Telemetry
 from service.settings import load_settings
 from service.supervisor.supervisor import EXIT_ENGINE_DOWN, EXIT_FAILED, EXIT_REFUSED
 from service.worker.service import Service
-from tests.doubles import LocalChannel, turns
+from tests.doubles import LocalChannel, lone_metrics, turns
 from tests.unit.layers.checkpoints import stored
 
 DOWN = EngineDown("the device failed")
@@ -53,7 +52,7 @@ class Recording(Telemetry):
     """Records why the process ends."""
 
     def __init__(self) -> None:
-        super().__init__(Metrics(), time.monotonic)
+        super().__init__(lone_metrics(), time.monotonic)
         self.events: list[tuple[str, BaseException | None]] = []
 
     def died(self, num_jobs: int, error: BaseException | None) -> None:
