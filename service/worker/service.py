@@ -48,8 +48,8 @@ from service.worker.reconciler import Reconciler
 
 # How long a process waits at its end for a forward pass whose result no request needs any more.
 CLOSE_S = 1.0
-# Time between looks at the heap in an overload; with 1 s instead memory peaks 50 MiB higher.
-OVERLOAD_TRIM_S = 0.25
+# How often an overloaded process looks at its heap between two heartbeats; with one look instead memory peaks 50 MiB higher.
+NUM_LOOKS = 4
 
 
 def _engine_options(settings: Settings) -> EngineOptions:
@@ -126,7 +126,6 @@ class Service:
         self.batcher.start()
         self._start_task(self._load_and_beat(), "heartbeat")
         self._start_task(self._watch_loads(), "loads")
-        self._start_task(self._trim_in_overload(), "heap")
 
     def begin_drain(self) -> None:
         """Turn readiness off at once and withdraw a change of layers; requests are still served until the listener closes."""
@@ -227,7 +226,10 @@ class Service:
             is_busy = self.batcher.num_queued or self.batcher.num_running or self.layer_requests.intake.num_bytes
             await asyncio.to_thread(self._heap.give_back, BUSY_GROWTH_BYTES if is_busy else IDLE_GROWTH_BYTES)
             self._reconciler.check()
-            await self.batcher.ended_within(self.settings.heartbeat_s)
+            for _ in range(NUM_LOOKS):
+                await self.batcher.ended_within(self.settings.heartbeat_s / NUM_LOOKS)
+                if self.batcher.num_overloaded:
+                    await asyncio.to_thread(self._heap.give_back, OVERLOAD_GROWTH_BYTES)
         # This process can compute nothing any more: the supervisor replaces it.
         self._heartbeat()
         self._leave(EXIT_ENGINE_DOWN, ENGINE_DOWN)
@@ -249,12 +251,6 @@ class Service:
         while (left_s := self.settings.stuck_s - self.engine.load_step_s) > 0:  # noqa: ASYNC110 (the steps need not wait)
             await asyncio.sleep(left_s)
         raise EngineDown("the engine is stuck: a step of a load runs longer than any batch may")
-
-    async def _trim_in_overload(self) -> None:
-        while True:
-            await asyncio.sleep(OVERLOAD_TRIM_S)
-            if self.batcher.num_overloaded:
-                await asyncio.to_thread(self._heap.give_back, OVERLOAD_GROWTH_BYTES)
 
     def _heartbeat(self) -> None:
         self.telemetry.sample(self.engine)
