@@ -203,16 +203,18 @@ class Telemetry:
         return self._now() - self._answered_at.get(name, float("-inf"))
 
     def sample(self, engine: Engine) -> None:
-        """Update what no event reports: memory, and the engine's work and the lost log lines since the last call."""
+        """Add what no event reports (memory, the engine's work and the lost log lines) and the sums of the layers, and flush."""
         metrics = self._metrics
         totals = engine.busy_seconds, engine.filler_rows, num_dropped_lines()
         counters = metrics.compute_busy, metrics.filler_rows, metrics.dropped_lines
         for counter, total, before in zip(counters, totals, self._sampled, strict=True):
             counter.inc(total - before)
         self._sampled = totals
-        self.flush_layer_counters()
+        metrics.add_layer_totals(self._layers)
+        self._layers.clear()
         metrics.resident_bytes.set(resident_bytes())
         metrics.device_bytes.labels(engine.options.device.type).set(engine.device_bytes)
+        self.flush()
 
     def render(self) -> bytes:
         return self._metrics.render()
@@ -233,11 +235,6 @@ class Telemetry:
         metrics.queued_requests.set(num_jobs)
         metrics.queued_bytes.set(num_bytes)
         metrics.values.write()
-
-    def flush_layer_counters(self) -> None:
-        """Add the layers' counters to the metrics now, not at the next heartbeat."""
-        self._metrics.add_layer_totals(self._layers)
-        self._layers.clear()
 
     def layer_totals(self) -> dict[str, LayerTotals]:
         """Return the totals of all processes; the others' are as old as their last heartbeat."""

@@ -192,14 +192,12 @@ class Service:
 
     async def _render(self) -> bytes:
         self.telemetry.sample(self.engine)
-        self.telemetry.flush()
         # Run in a thread, because it reads the files of all processes.
         return await asyncio.get_running_loop().run_in_executor(self.rendering, self.telemetry.render)
 
     async def layer_totals(self) -> dict[str, LayerTotals]:
         """Return what each layer has done, over all processes."""
-        self.telemetry.flush_layer_counters()
-        self.telemetry.flush()  # else the thread may read the files before the loop tick ends
+        self.telemetry.sample(self.engine)
         return await asyncio.get_running_loop().run_in_executor(self.rendering, self.telemetry.layer_totals)
 
     def _start_task(self, work: Coroutine[Any, Any, None], name: str) -> None:
