@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncIterator
 
 from fastapi import FastAPI
-from opentelemetry.trace import Tracer
 from starlette.routing import Route
 
 from service import __version__
@@ -24,9 +23,9 @@ from service.observability.tracing import RequestSpans
 from service.worker.service import Service
 
 
-def build(service: Service, tracer: Tracer | None = None) -> OuterMiddleware:
-    """Return the ASGI application of a service; with a `tracer`, requests are spans."""
-    settings, keys, app = service.settings, service.keys, _application(service)
+def build(service: Service) -> OuterMiddleware:
+    """Return the ASGI application of a service; with a tracer, requests are spans."""
+    settings, keys, tracer, app = service.settings, service.keys, service.telemetry.tracer, _application(service)
     access = Access(
         None if keys is None else lambda: keys.ring,
         rate_limiter(settings),
@@ -55,7 +54,7 @@ def build(service: Service, tracer: Tracer | None = None) -> OuterMiddleware:
     def around(inside: Application) -> Application:
         if origins:
             inside = CrossOrigin(inside, origins)
-        return inside if tracer is None else RequestSpans(tracer).around(inside)
+        return inside if tracer is None else RequestSpans(inside, tracer)
 
     return OuterMiddleware(app, app.router.routes, service.telemetry, time.monotonic, hot, access, around)
 

@@ -1,9 +1,9 @@
 """Telemetry: turns events of the API, batching, layers and the engine into metrics, layer counters and log lines.
 
-Invariants: Each request is counted once, refusals too. Health checks and scrapes are not counted (`is_counted`). A request's line
-and its count come from the same record, so they agree. Series that every request changes are updated once a loop tick: a call of
-prometheus_client takes as long as ten calls of our own. The time of each layer's last answer is kept here, because readiness
-depends on it.
+Invariants: Each request is counted once, refusals too. Health checks and scrapes are not counted (`RequestRecord.is_counted`). A
+request's line and its count come from the same record, so they agree. Series that every request changes are updated once a loop
+tick: a call of prometheus_client takes as long as ten calls of our own. The time of each layer's last answer is kept here,
+because readiness depends on it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 import collections
 import time
 from collections.abc import Callable, Hashable, Sequence
+
+from opentelemetry.trace import Tracer
 
 from service import __version__
 from service.api.auth.key_ring import KeyRing, KeysError, Role
@@ -23,22 +25,18 @@ from service.layer_totals import LayerTotals
 from service.loop_time import LoopTick
 from service.observability.logs import get_logger, log_request, num_dropped_lines
 from service.observability.metrics import Metrics
+from service.observability.tracing import record_batch
 
 _LAST_SUCCESS = 299
 # The last element of a probe's lane.
 PROBE = "probe"
-_UNCOUNTED = frozenset({"/metrics", "/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
-
-
-def is_counted(path: str) -> bool:
-    """Return whether requests to this path are counted; health checks and scrapes, which come every few seconds, are not."""
-    return path not in _UNCOUNTED
 
 
 class Telemetry:
-    """Receives all events of batching and the API; `now` is monotonic seconds."""
+    """Receives all events of batching and the API; `now` is monotonic seconds. With a `tracer`, batches are spans."""
 
-    def __init__(self, metrics: Metrics, now: Callable[[], float]) -> None:
+    def __init__(self, metrics: Metrics, now: Callable[[], float], tracer: Tracer | None = None) -> None:
+        self.tracer = tracer
         self._metrics = metrics
         self._now = now
         self._log = get_logger()
@@ -56,14 +54,14 @@ class Telemetry:
     # Events of the API.
 
     def received(self, record: RequestRecord) -> None:
-        if not is_counted(record.path):
+        if not record.is_counted:
             return
         self._num_received += 1
         self._num_in_flight += 1
         self._tick.ask()
 
     def answered(self, record: RequestRecord, total_s: float) -> None:
-        if not is_counted(record.path):
+        if not record.is_counted:
             return
         self._answered.append((record, total_s))
         self._num_in_flight -= 1
@@ -74,7 +72,7 @@ class Telemetry:
 
     def abandoned(self, record: RequestRecord, total_s: float) -> None:
         """Count a request whose client disconnected before the answer, by its stage (receiving, decoding, queued, sending)."""
-        if not is_counted(record.path):
+        if not record.is_counted:
             return
         self._cancelled.append(record.stage)
         self._num_in_flight -= 1
@@ -115,6 +113,8 @@ class Telemetry:
         metrics.batch_tokens.observe_all([batch.tokens])
         if batch.weights_bytes:
             metrics.weights_bytes.inc(batch.weights_bytes)
+        if self.tracer is not None:
+            record_batch(self.tracer, layer, batch, compute_s)
 
     def retried_apart(self, lane: Hashable, num_jobs: int, reason: str) -> None:
         self._metrics.batch_retries.inc()
