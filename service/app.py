@@ -18,14 +18,15 @@ from service.api.openapi.pages import RootForBrowsers, make_docs_router
 from service.api.outer_middleware import OuterMiddleware, raise_again
 from service.api.routes import make_router
 from service.http.asgi import Application
-from service.limits import cors_origins, hosts, rate_limiter
+from service.limits import hosts, rate_limiter
 from service.observability.tracing import RequestSpans
+from service.settings import listed
 from service.worker.service import Service
 
 
 def build(service: Service) -> OuterMiddleware:
     """Return the ASGI application of a service; with a tracer, requests are spans."""
-    settings, keys, tracer, app = service.settings, service.keys, service.telemetry.tracer, _application(service)
+    settings, keys, app = service.settings, service.keys, _application(service)
     access = Access(
         None if keys is None else lambda: keys.ring,
         rate_limiter(settings),
@@ -49,7 +50,7 @@ def build(service: Service) -> OuterMiddleware:
     # FastAPI builds an included router's routes at its first match, 10 ms each. Match here, before requests wait.
     for route in app.router.routes:
         route.matches({"type": "http", "method": "GET", "path": "/", "root_path": "", "headers": []})
-    origins = cors_origins(settings)
+    origins, tracer = listed(settings.cors_origins), service.telemetry.tracer
 
     def around(inside: Application) -> Application:
         if origins:
