@@ -214,10 +214,7 @@ def reported():
 
 @pytest.fixture
 def refusals(clock, reported):
-    def call_later(delay_s, call):
-        clock.call_at(clock.now() + delay_s, call)
-
-    return RefusalLimit(clock.now, call_later, lambda kind, count: reported.append((kind, count)))
+    return RefusalLimit(clock, lambda kind, count: reported.append((kind, count)))
 
 
 def test_the_first_hundred_identical_refusals_of_a_second_have_lines_and_the_rest_share_one_D9(
@@ -285,7 +282,7 @@ def test_every_refusal_has_a_line_or_is_in_a_sum_and_no_timer_is_left(steps):
         assert count > 0
         sums[kind] += count
 
-    refusals = RefusalLimit(clock.now, lambda delay_s, call: clock.call_at(clock.now() + delay_s, call), report)
+    refusals = RefusalLimit(clock, report)
     for count, kind, pause_s in steps:
         num_lines[kind] += sum(refusals.admits(kind) for _ in range(count))
         clock.advance(pause_s)
@@ -295,8 +292,11 @@ def test_every_refusal_has_a_line_or_is_in_a_sum_and_no_timer_is_left(steps):
     assert clock.num_calls == 0
 
 
-def test_without_a_timer_a_second_is_reported_at_the_next_refusal(clock, reported):
-    refusals = RefusalLimit(clock.now, lambda delay_s, call: None, lambda kind, count: reported.append((kind, count)))
+def test_without_a_loop_a_second_is_reported_at_the_next_refusal(refusals, clock, reported, monkeypatch):
+    def without_loop(*_):
+        raise RuntimeError("no running event loop")
+
+    monkeypatch.setattr(clock, "call_at", without_loop)
     for _ in range(REFUSAL_LINES + 5):
         refusals.admits(NOT_FOUND)
     clock.advance(REFUSAL_WINDOW_S)
