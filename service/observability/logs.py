@@ -35,7 +35,7 @@ if _hides_rich:
 
 MAX_LINE_BYTES = 4096  # PIPE_BUF on Linux
 MAX_TEXT_CHARS = 256
-MAX_TRACE_CHARS = 2800
+MAX_TRACE_BYTES = 2800
 # In a window at most this many refusals of one kind have lines of their own; more are a flood.
 REFUSAL_LINES = 100
 REFUSAL_WINDOW_S = 1.0
@@ -237,12 +237,14 @@ def _line(level: str, event: str, fields: Iterable[tuple[str, Any]], at_ns: int)
     line = _dumps(head)
     if len(line) >= MAX_LINE_BYTES:
         line = _dumps({name: _shortened(value) for name, value in list(head.items())[:20]} | {"truncated": True})
-    return line + "\n"
+    return line.decode() + "\n"
 
 
 def _truncated(name: str, value: str) -> str:
     """Cut a text: keep the end of a traceback, and the start of any other text, because these say most."""
-    return value[-MAX_TRACE_CHARS:] if name == "exception" else value[:MAX_TEXT_CHARS] + "…"
+    if name == "exception":
+        return value.encode(errors="replace")[-MAX_TRACE_BYTES:].decode(errors="ignore")
+    return value[:MAX_TEXT_CHARS] + "…"
 
 
 def _shortened(value: Any) -> Any:
@@ -252,13 +254,13 @@ def _shortened(value: Any) -> Any:
     return str(value)[:60].encode("unicode_escape").decode("ascii")[:60]
 
 
-def _dumps(line: dict[str, Any]) -> str:
+def _dumps(line: dict[str, Any]) -> bytes:
     try:
-        return orjson.dumps(line, default=_ascii).decode()
+        return orjson.dumps(line, default=_ascii)
     except (TypeError, ValueError):
         # orjson refuses a lone surrogate or an integer beyond 64 bits: write them as text.
-        return orjson.dumps({str(name): _ascii(value) for name, value in line.items()}).decode()
+        return orjson.dumps({str(name): _ascii(value) for name, value in line.items()})
 
 
 def _ascii(value: Any) -> str:
-    return str(value)[:MAX_TRACE_CHARS].encode("ascii", "backslashreplace").decode("ascii")
+    return str(value)[:MAX_TRACE_BYTES].encode("ascii", "backslashreplace").decode("ascii")

@@ -158,6 +158,15 @@ def test_an_exception_is_in_its_line_and_keeps_its_end(captured):
     assert len(captured.text.encode()) <= MAX_LINE_BYTES
 
 
+@pytest.mark.parametrize("letter", ["é", "日", "😀", "\ud800"])
+def test_a_line_beyond_ascii_is_as_short_in_bytes(captured, letter):
+    get_logger().error("fault", exc_info=ValueError(3000 * letter + "the cause of it"))
+    get_logger().info("many", **{f"field_{number}": 256 * letter for number in range(8)})
+    exception, fields = captured.text.splitlines()
+    assert max(len(exception.encode()), len(fields.encode())) < MAX_LINE_BYTES
+    assert json.loads(exception)["exception"].endswith("the cause of it")
+
+
 def test_logs_and_warnings_of_libraries_become_lines_of_the_same_form(captured):
     logging.getLogger("asyncio").error("Task %s was destroyed", "t1")
     logging.getLogger("uvicorn.error").info("Started server process")
