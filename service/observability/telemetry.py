@@ -103,7 +103,7 @@ class Telemetry:
     def batch_done(self, lane: Hashable, batch: BatchInfo, compute_s: float) -> None:
         layer, metrics = layer_of(lane), self._metrics
         self._answered_at[layer] = self._now()
-        if is_probe(lane):
+        if isinstance(lane, tuple) and lane[-1] == PROBE:
             return  # no client requested it, so no metric may count it
         self._layers[layer].batches += 1
         self._layers[layer].sequences += batch.sequences
@@ -262,10 +262,6 @@ class Telemetry:
             metrics.request_seconds.labels(route).observe_all(times)
         for layer, times in queue_s.items():
             metrics.queue_seconds.labels(layer).observe_all(times)
-
-
-def is_probe(lane: Hashable) -> bool:
-    return isinstance(lane, tuple) and lane[-1] == PROBE
 
 
 def layer_of(lane: Hashable) -> str:

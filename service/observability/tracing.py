@@ -67,10 +67,11 @@ class RequestSpans:
     def _record(self, scope: Scope, trace: RequestRecord, cut: str | None) -> None:
         end = self._wall_ns()
         start = end - int((self._now() - trace.started) * _NS)
+        method = trace.method if trace.method in _METHODS else "HTTP"
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         batch_context = None if trace.batch is None else trace.batch.notes.get(_SPAN)
         span = self._tracer.start_span(
-            f"{_method(trace)} {trace.route}" if trace.route != "unmatched" else _method(trace),
+            method if trace.route == "unmatched" else f"{method} {trace.route}",
             context=propagate.extract(headers),
             kind=SpanKind.SERVER,
             attributes=dict(_attributes(scope, trace)),
@@ -128,10 +129,6 @@ def record_batch(
     )
     span.end(end)
     batch.notes[_SPAN] = span.get_span_context()
-
-
-def _method(trace: RequestRecord) -> str:
-    return trace.method if trace.method in _METHODS else "HTTP"
 
 
 def _attributes(scope: Scope, trace: RequestRecord) -> Iterator[tuple[str, AttributeValue]]:
