@@ -23,14 +23,13 @@ from service import __version__
 from service.loop_time import Clock, Handle, LoopClock, LoopTick
 from service.observability.line_writer import LineWriter, timestamp
 
-# structlog imports rich if it is installed, to colour a terminal. Only the command line needs it; it costs a process 4 MB.
-_hides_rich = "rich" not in sys.modules
-if _hides_rich:
-    sys.modules["rich"] = None  # type: ignore[assignment]  # Python's mark of a module that cannot be imported
+# structlog imports rich if it is installed, to colour a terminal. Only the command line needs it; it costs a process 4 MB. None
+# is Python's mark of a module that cannot be imported.
+sys.modules.setdefault("rich", None)  # type: ignore[arg-type]
 import structlog  # noqa: E402
 from structlog.typing import FilteringBoundLogger  # noqa: E402
 
-if _hides_rich:
+if not sys.modules["rich"]:
     del sys.modules["rich"]
 
 MAX_LINE_BYTES = 4096  # PIPE_BUF on Linux

@@ -221,7 +221,7 @@ class Metrics(Collector):
     def layer_totals(self) -> dict[str, LayerTotals]:
         """Return what layers have done since the start, over all processes, from their first answer on.
 
-        It reads the files of all processes, so call it in a thread.
+        Other processes' are as old as their last heartbeat. It reads the files of all processes, so call it in a thread.
         """
         samples = [sample for family in self.families() for sample in family.samples]
         answered = f"{PREFIX}_layer_requests_total"

@@ -189,12 +189,12 @@ class Service:
     async def _render(self) -> bytes:
         self.telemetry.sample(self.engine)
         # Run in a thread, because it reads the files of all processes.
-        return await asyncio.get_running_loop().run_in_executor(self.rendering, self.telemetry.render)
+        return await asyncio.get_running_loop().run_in_executor(self.rendering, self.telemetry.metrics.render)
 
     async def layer_totals(self) -> dict[str, LayerTotals]:
         """Return what each layer has done, over all processes."""
         self.telemetry.sample(self.engine)
-        return await asyncio.get_running_loop().run_in_executor(self.rendering, self.telemetry.layer_totals)
+        return await asyncio.get_running_loop().run_in_executor(self.rendering, self.telemetry.metrics.layer_totals)
 
     def _start_task(self, work: Coroutine[Any, Any, None], name: str) -> None:
         self._tasks.append(asyncio.get_running_loop().create_task(work, name=name))
