@@ -101,7 +101,7 @@ class Telemetry:
         self.metrics.queue_standing.set(is_overloaded)
 
     def batch_done(self, lane: Hashable, batch: BatchInfo, compute_s: float) -> None:
-        layer, metrics = layer_of(lane), self.metrics
+        layer, metrics = _layer_of(lane), self.metrics
         self._answered_at[layer] = self._now()
         if isinstance(lane, tuple) and lane[-1] == PROBE:
             return  # no client requested it, so no metric may count it
@@ -118,11 +118,11 @@ class Telemetry:
 
     def retried_apart(self, lane: Hashable, num_jobs: int, reason: str) -> None:
         self.metrics.batch_retries.inc()
-        self._log.warning("batch_retried", layer=layer_of(lane), requests=num_jobs, reason=reason)
+        self._log.warning("batch_retried", layer=_layer_of(lane), requests=num_jobs, reason=reason)
 
     def batch_split(self, lane: Hashable, num_jobs: int) -> None:
         self.metrics.batch_splits.inc()
-        self._log.warning("batch_split", layer=layer_of(lane), requests=num_jobs, reason="out of memory")
+        self._log.warning("batch_split", layer=_layer_of(lane), requests=num_jobs, reason="out of memory")
 
     def died(self, num_jobs: int, error: BaseException | None) -> None:
         self._log.critical("engine_down", requests=num_jobs, exc_info=error)
@@ -257,7 +257,7 @@ class Telemetry:
             metrics.queue_seconds.labels(layer).observe_all(times)
 
 
-def layer_of(lane: Hashable) -> str:
+def _layer_of(lane: Hashable) -> str:
     assert isinstance(lane, tuple), "a lane begins with its layer. This is a bug."
     return str(lane[0])
 
