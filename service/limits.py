@@ -17,7 +17,7 @@ from service.batching.engine_protocol import ComputeLimits
 from service.batching.policy import BatchLimits
 from service.http.connection import ConnectionLimits
 from service.http.request_parser import HeadLimits
-from service.settings import Settings, is_loopback
+from service.settings import Settings, is_loopback, listed
 from service.supervisor.descriptors import max_connections
 from service.wire.attend_request import RequestLimits
 
@@ -63,20 +63,12 @@ def rate_limiter(settings: Settings) -> Limiter | None:
     return Limiter(rate_per_s, settings.rate_burst or math.ceil(rate_per_s), time.monotonic) if rate_per_s else None
 
 
-def cors_origins(settings: Settings) -> tuple[str, ...]:
-    return _listed(settings.cors_origins)
-
-
 def hosts(settings: Settings) -> Hosts | None:
     """Return None if a request may name any host."""
-    names = _listed(settings.allowed_hosts)
+    names = listed(settings.allowed_hosts)
     if names:
         return None if "*" in names else Hosts(names)
     return Hosts() if settings.api_keys_file is None and is_loopback(settings.host) else None
-
-
-def _listed(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def context_limits(settings: Settings) -> RequestContextLimits:

@@ -128,10 +128,11 @@ async def running(
         **{"layers_dir": directory / "layers", "device": "cpu", "workers": 1, "heartbeat_s": 0.02, **rollout}
     )
     refusals: list[str] = []
-    telemetry = Telemetry(lone_metrics(), time.monotonic)
+    metrics = await asyncio.to_thread(lone_metrics)  # it looks for files, before the loop of a real process starts
+    telemetry = Telemetry(metrics, time.monotonic, tracer)
     leave = lambda _, reason: refusals.append(reason)
-    service = Service(settings, telemetry, channel, leave, HeldEngine, tracer, restore)
-    edge = build(service, tracer)
+    service = Service(settings, telemetry, channel, leave, HeldEngine, restore)
+    edge = build(service)
     headers = {"x-api-key": ADMIN_KEY} if admin else {}
     async with (
         lifespan(edge),
