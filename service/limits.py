@@ -96,9 +96,9 @@ def context_limits(settings: Settings) -> RequestContextLimits:
 
 def _intake_bytes(settings: Settings) -> int:
     """Return the bytes of bodies that may be received and not decoded yet."""
-    # Bodies are decoded as fast as they arrive, or refused, so a quarter of the engine's queue is enough. While the service is
-    # idle, a body of the largest size must fit, compressed and decompressed.
-    return max(settings.queue_bytes // 4, 4 * settings.max_body_bytes)
+    # Bodies are decoded as fast as they arrive, or refused, so a quarter of the queue is enough. Four of the largest size
+    # must fit, and smaller ones beside them: no request holds more than it leaves free.
+    return max(settings.queue_bytes // 4, 5 * settings.max_body_bytes)
 
 
 def transport_limits(settings: Settings) -> ConnectionLimits:
