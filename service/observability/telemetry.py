@@ -1,4 +1,4 @@
-"""Telemetry: turns events of the API, batching, layers and the engine into metrics, layer counters and log lines.
+"""Telemetry: turns events of the API, batching, layers and the engine into metrics, log lines and spans of batches.
 
 Invariants: Each request is counted once, refusals too. Health checks and scrapes are not counted (`RequestRecord.is_counted`). A
 request's line and its count come from the same record, so they agree. Series that every request changes are updated once a loop
