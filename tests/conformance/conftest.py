@@ -7,8 +7,8 @@ import io
 import pytest
 
 from service.observability.logs import configure_logs
+from tests.attention_fixtures import torch_threads
 from tests.conformance.attention_route import attention_route
-from tests.engine_room import torch_threads
 
 
 @pytest.fixture(autouse=True)

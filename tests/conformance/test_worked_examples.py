@@ -9,7 +9,7 @@ import torch
 from service.attention.call import Call, WeightsWanted
 from service.attention.layer import Layer
 from service.attention.masks import CombinedMask, Sizes, ignore, lengths
-from tests.engine_room import CPU, full_weights, identity_layer, make_spec
+from tests.attention_fixtures import CPU, full_weights, identity_layer, make_spec
 
 wanted = WeightsWanted("heads", dtype=torch.float64)
 

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.attention.reference import attend, scaled_dot_product
-from tests import reference
-from tests.engine_room import as_arrays, make_tensors
+from tests import oracle
+from tests.attention_fixtures import as_arrays, make_tensors
 from tests.strategies import seeds, specs
 
 
@@ -18,7 +18,7 @@ def test_two_references_give_the_same_output_and_weights(spec, queries, keys, se
     rng, tensors = np.random.default_rng(seed), as_arrays(make_tensors(spec, seed))
     query = rng.normal(size=(1, queries, spec.query_width))
     key, value = (rng.normal(size=(1, keys, width)) for width in (spec.key_width, spec.value_width))
-    expected, weights = reference.multi_head_attention(spec, tensors, (query, key, value))
+    expected, weights = oracle.multi_head_attention(spec, tensors, (query, key, value))
     found, found_weights = attend(spec, tensors, query[0], key[0], value[0])
     np.testing.assert_allclose(found, expected[0], rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(found_weights, weights[0], rtol=1e-12, atol=1e-14)
@@ -38,7 +38,7 @@ def test_two_references_of_attention_without_a_layer_agree(heads, queries, keys,
     bias = np.where(rng.random((2, 1, queries, keys)) < 0.4, -np.inf, rng.normal(size=(2, 1, queries, keys)))
     sinks = rng.normal(size=heads[0]) if has_sinks else None
     softcap = 1.5 if is_capped else None
-    expected = reference.scaled_dot_product(inputs, [reference.Bias(bias)], scale=0.7, softcap=softcap, sinks=sinks)
+    expected = oracle.scaled_dot_product(inputs, [oracle.Bias(bias)], scale=0.7, softcap=softcap, sinks=sinks)
     output, lse = scaled_dot_product(inputs, bias, scale=0.7, softcap=softcap, sinks=sinks)
     np.testing.assert_allclose(output, expected.output, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(lse, expected.lse, rtol=1e-12, atol=1e-12)

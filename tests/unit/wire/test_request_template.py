@@ -25,7 +25,7 @@ from service.wire.safetensors_codec import (
     parse_safetensors,
     read_header,
 )
-from tests.engine_room import make_spec
+from tests.attention_fixtures import make_spec
 
 SPEC = make_spec(8, 4)
 DEPTH = 32

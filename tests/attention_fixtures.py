@@ -22,7 +22,7 @@ from service.attention.layer import Layer
 from service.attention.masks import CombinedMask, Mask, Sizes
 from service.attention.self_check import Variant, checks
 from service.attention.spec import LayerSpec
-from tests import reference
+from tests import oracle
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -133,24 +133,24 @@ def reference_inputs(call: Call) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return query, key, key if call.value is None else call.value.double().numpy()
 
 
-def engine_mask(given: Sequence[reference.Mask], sizes: Sizes) -> CombinedMask | None:
+def engine_mask(given: Sequence[oracle.Mask], sizes: Sizes) -> CombinedMask | None:
     """The engine's masks for the reference's; None without any."""
     return CombinedMask(sizes, tuple(_engine_mask(mask, sizes) for mask in given)) if given else None
 
 
-def _engine_mask(mask: reference.Mask, sizes: Sizes) -> Mask:
+def _engine_mask(mask: oracle.Mask, sizes: Sizes) -> Mask:
     match mask:
-        case reference.Attend(values):
+        case oracle.Attend(values):
             return masks.Allowed(torch.from_numpy(values))
-        case reference.Ignore(values):
+        case oracle.Ignore(values):
             return masks.ignore(torch.from_numpy(values))
-        case reference.Bias(values):
+        case oracle.Bias(values):
             return masks.Added(torch.from_numpy(values))
-        case reference.Lengths(values):
+        case oracle.Lengths(values):
             return masks.lengths(torch.from_numpy(values).reshape(len(values), -1))
-        case reference.Causal(offset):
+        case oracle.Causal(offset):
             return masks.causal(sizes, offset)
-        case reference.Window(offset, left, right):
+        case oracle.Window(offset, left, right):
             return masks.window(sizes, offset, left, right)
 
 
