@@ -156,9 +156,9 @@ def _decoded(reply: Reply, query: Array, sent: Raw) -> tuple[dict[str, Array], d
         raise ValueError("the answer is not a safetensors body; is this the address of an attention service?")
     tensors, metadata = read(reply.content)
     output = tensors["output"]
-    if (output.dtype, output.shape[:-1]) != (sent.dtype, sent.bits.shape[:-1]):
+    if (output.dtype, output.bits.shape[:-1]) != (sent.dtype, sent.bits.shape[:-1]):
         raise ValueError("the output has another dtype or another number of rows than the query")
-    return {name: made_like(query, entry) for name, entry in tensors.items()}, json.loads(metadata["response"])
+    return {name: made_like(query, tensor) for name, tensor in tensors.items()}, json.loads(metadata["response"])
 
 
 def read_json(reply: Reply) -> dict[str, Any]:
