@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import httpx2
 import stamina
 
-from attention_client.answer import OK, Reply, check
+from attention_client.answer import OK, Reply, check, read_reply
 from attention_client.errors import BadAnswer, ConnectionFailed, DeadlineExceeded, EngineDown, Refused, ServiceError
 from attention_client.options import ClientOptions, checked_request_id, checked_timeout, without_password
 from attention_client.request import Call
@@ -125,7 +125,7 @@ class HttpTransport:
         try:
             async with limit:
                 self._limits.add(limit)
-                return call.read(await self._retried(call, deadline, request_id))
+                return read_reply(await self._retried(call, deadline, request_id), call.read)
         except TimeoutError:
             error = DeadlineExceeded(f"no answer from {self._address} within {deadline.timeout_s} s")
             ended = ConnectionFailed("the client was closed before the answer came") if self._is_closed else error
