@@ -161,7 +161,7 @@ def _decoded(reply: Reply, query: Array, sent: Raw) -> tuple[dict[str, Array], d
 
 
 def read_json(reply: Reply) -> dict[str, Any]:
-    """Decode a JSON object."""
+    """Decode a JSON object; TypeError for any other JSON."""
     found = json.loads(reply.content)
     if not isinstance(found, dict):
         raise TypeError

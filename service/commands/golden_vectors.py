@@ -130,10 +130,8 @@ def _request(vector: Vector, masks: list[Mask], heads: tuple[int, int]) -> dict[
 
 
 def _laid_out(array: np.ndarray, layout: str, axes: str) -> np.ndarray:
-    """Return [B, H, L, d] in a layout."""
-    kept = "".join(axis for axis in "bhld" if axis in axes)
-    array = array[tuple(slice(None) if axis in axes else 0 for axis in "bhld")]
-    array = array.transpose([kept.index(axis) for axis in axes])
+    """Return [B, H, L, d] in a layout; an axis that the layout lacks has size 1."""
+    array = np.einsum(f"bhld->{axes}", array)
     return array.reshape(*array.shape[:-2], -1) if layout == "packed" else array
 
 

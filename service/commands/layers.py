@@ -18,7 +18,6 @@ from service.commands.console import console
 from service.errors import LayerError, LayerMissing
 
 if TYPE_CHECKING:
-    from service.layers.store import Store
     from service.layers.stored_layer import StoredLayer
 
 CHECK_ROWS = 24
@@ -90,32 +89,27 @@ def import_(
 
 
 def _save(stored: StoredLayer, layers_dir: Path, *, replace: bool) -> Parity:
+    """Store the layer. Raise LayerError if it has no parity or, without `replace`, if another layer or file has its name."""
     from service.layers.store import Store
 
     store = Store(layers_dir)
-    if not replace:
-        _check_free(store, stored)
+    try:
+        held = None if replace else store.load(stored.name)
+    except LayerMissing:
+        held = None
+    except LayerError as error:
+        raise LayerError(f"{error.message}; --replace overwrites the file") from error
+    if held is not None and held.digest != stored.digest:
+        raise LayerError(
+            f'layer "{stored.name}" exists with other tensors or options, from {held.source}; '
+            "choose another --name, or overwrite it with --replace"
+        )
     parity = _parity(stored, stored)
     if not parity.is_close:
         why = f"float32 is too far from its float64 reference, {parity}"
         raise LayerError(f'layer "{stored.name}" is not stored: {why}')
     store.save(stored)
     return parity
-
-
-def _check_free(store: Store, stored: StoredLayer) -> None:
-    """Raise LayerError if the directory has another layer of this name, or its file cannot be read."""
-    try:
-        held = store.load(stored.name)
-    except LayerMissing:
-        return
-    except LayerError as error:
-        raise LayerError(f"{error.message}; --replace overwrites the file") from error
-    if held.digest != stored.digest:
-        raise LayerError(
-            f'layer "{stored.name}" exists with other tensors or options, from {held.source}; '
-            "choose another --name, or overwrite it with --replace"
-        )
 
 
 def _print(stored: StoredLayer, parity: Parity) -> None:
