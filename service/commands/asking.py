@@ -66,9 +66,8 @@ Ask: TypeAlias = Callable[[str | None, dict[str, Any]], Reply]
 
 def tensor_field(array: np.ndarray) -> dict[str, Any]:
     """Return an array as the contract's base64 tensor object."""
-    little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
-    data = pybase64.b64encode(little.tobytes()).decode("ascii")
-    return {"dtype": array.dtype.name, "shape": list(array.shape), "data": data}
+    data = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+    return {"dtype": array.dtype.name, "shape": list(array.shape), "data": pybase64.b64encode(data).decode()}
 
 
 def load_array(path: Path, name: str | None = None) -> np.ndarray:

@@ -65,9 +65,7 @@ def attend(
     """Send arrays through a layer, and print or save the answer."""
     from service.commands.asking import asking
 
-    body = _body(request, {"query": query, "key": key, "value": value}, causal, mask)
-    if weights is not None:
-        body["weights"] = _fields("form", weights)
+    body = _body(request, {"query": query, "key": key, "value": value}, causal, mask, weights)
     with asking(layers_dir if local else service_url(url), api_key) as ask:
         reply = ask(layer, body)
     _report(reply, out, as_json=as_json)
@@ -97,11 +95,9 @@ def attention(
     """Compute attention on arrays of your own, without a layer."""
     from service.commands.asking import asking
 
-    body = _body(request, {"query": query, "key": key, "value": value}, causal, mask)
+    body = _body(request, {"query": query, "key": key, "value": value}, causal, mask, weights)
     options = dict(layout=layout, num_heads=num_heads, num_kv_heads=num_kv_heads, scale=scale, softcap=softcap)
     body |= {name: option for name, option in options.items() if option is not None}
-    if weights is not None:
-        body["weights"] = _fields("form", weights)
     if scores is not None:
         body["scores"] = {"stage": scores}
     if lse:
@@ -205,9 +201,9 @@ def _print_map(
 
 
 def _body(
-    request: Path | None, files: dict[str, Path | None], causal: str | None, given: list[str] | None
+    request: RequestFile, files: dict[str, Path | None], causal: Causal, masks: Masks, weights: Weights = None
 ) -> dict[str, Any]:
-    """Return the request body: that of the file `request` or one of the arrays in `files`, plus the `given` and causal masks.
+    """Return the request body: that of the file `request` or one of the arrays in `files`, plus the masks and the weights.
 
     Raises InvalidInput unless exactly one of the two is given.
     """
@@ -219,14 +215,16 @@ def _body(
         body = _json(request)
     else:
         body = {name: tensor_field(load_array(path)) for name, path in files.items() if path is not None}
-    added = [_fields("kind", text) for text in given or ()]
+    added = [_fields("kind", text) for text in masks or ()]
     if causal is not None:
         added.append({"kind": "causal", "align": causal})
     if added:
-        masks = body.get("masks", [])
-        if not isinstance(masks, list):
+        found = body.get("masks", [])
+        if not isinstance(found, list):
             raise InvalidInput("masks must be a list")
-        body["masks"] = [*masks, *added]
+        body["masks"] = [*found, *added]
+    if weights is not None:
+        body["weights"] = _fields("form", weights)
     return body
 
 
