@@ -120,7 +120,7 @@ def _rows(array: np.ndarray, layout: str, heads: int | None) -> np.ndarray:
     axes = layout
     if layout == "packed" and heads and array.ndim in LAYOUTS and array.shape[-1] % heads == 0:
         axes, array = "blhd"[3 - array.ndim :], array.reshape(*array.shape[:-1], heads, -1)
-    if array.ndim != len(axes) or 0 in array.shape:
+    if axes == "packed" or array.ndim != len(axes) or 0 in array.shape:
         return np.empty((0, 1, 0, 0))
     array = array.transpose([axes.index(axis) for axis in "bhld" if axis in axes])
     return np.expand_dims(array, tuple(place for place, axis in enumerate("bhld") if axis not in axes))
