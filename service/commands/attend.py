@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from service.commands.asking import Ask, Reply
 
-Layer = Annotated[str, typer.Argument(help="name of a served layer")]
 QueryFile = Annotated[Path | None, typer.Option("--query", help="query array, .npy: [L, d] or [B, L, d]")]
 KeyFile = Annotated[Path | None, typer.Option("--key", help="key array, .npy; default: the query")]
 ValueFile = Annotated[Path | None, typer.Option("--value", help="value array, .npy; default: the key")]
@@ -47,7 +46,7 @@ LayersDir = Annotated[Path, typer.Option("--layers-dir", envvar="ATTENTION_LAYER
 
 
 def attend(
-    layer: Layer,
+    layer: Annotated[str, typer.Argument(help="name of a served layer")],
     query: QueryFile = None,
     key: KeyFile = None,
     value: ValueFile = None,

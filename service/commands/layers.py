@@ -40,8 +40,6 @@ ZeroAttn = Annotated[bool, typer.Option("--add-zero-attn", help="the layer was m
 Scale = Annotated[float | None, typer.Option("--scale", help="multiplier of query·key; default 1/sqrt(head width)")]
 Map = Annotated[list[str] | None, typer.Option("--map", help="the keys: query=KEY key=KEY value=KEY output=KEY")]
 Fused = Annotated[str | None, typer.Option("--fused", help="qkv: one key holds all three: --map qkv=KEY output=KEY")]
-PAIR = re.compile("(query|key|value|output|qkv)=")
-Replace = Annotated[bool, typer.Option("--replace", help="overwrite another layer of this name")]
 
 app = typer.Typer(help="Import, list and check layers.", no_args_is_help=True)
 
@@ -49,7 +47,7 @@ app = typer.Typer(help="Import, list and check layers.", no_args_is_help=True)
 def separated(context: typer.Context, given: list[str], maps: list[str] | None) -> tuple[list[str], list[str]]:
     """Return a command's own arguments, and the pairs of --map: the command line gives all but the first pair as arguments."""
     words = [*given, *context.args]
-    pairs = [word for word in words if PAIR.match(word)] if maps else []
+    pairs = [word for word in words if re.match("(query|key|value|output|qkv)=", word)] if maps else []
     rest = [word for word in words if word not in pairs]
     if len(rest) < len(given):
         raise typer.BadParameter("SOURCE is missing; only pairs of --map are given")
@@ -71,7 +69,7 @@ def import_(
     scale: Scale = None,
     map_: Map = None,
     fused: Fused = None,
-    replace: Replace = False,
+    replace: Annotated[bool, typer.Option("--replace", help="overwrite another layer of this name")] = False,
     layers_dir: LayersDir = LAYERS_DIR,
 ) -> None:
     """Import one attention layer of a checkpoint into the layer directory."""
