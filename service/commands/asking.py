@@ -38,22 +38,21 @@ class AskFailed(ServiceError):
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Reply:
-    """output [L, D] or [B, L, D]; weights by name ("weights", or "values", "indices", "rest"); `facts` has the other fields.
+    """Arrays by name: "output", and "weights", or "values", "indices" and "rest"; `facts` has the other fields.
 
-    Without a layer the output has the layout of the query. Then `weights` also holds the scores, the lse and the present key and
-    value that the answer has.
+    The output is [L, D] or [B, L, D]. Without a layer it has the layout of the query, and the scores, the lse and the present key
+    and value that the answer has are among the arrays.
     """
 
-    output: np.ndarray
-    weights: dict[str, np.ndarray]
+    arrays: dict[str, np.ndarray]
     facts: dict[str, Any]
 
     def array(self, name: str, *shapes: tuple[int | None, ...]) -> np.ndarray:
-        """Return the output or one of the weights, which must have one of these shapes (None is any size above 0).
+        """Return one of the arrays, which must have one of these shapes (None is any size above 0).
 
         `asking` reports the BadAnswer that this raises otherwise.
         """
-        found = self.output if name == "output" else self.weights.get(name)
+        found = self.arrays.get(name)
         if found is not None and found.size:
             for shape in shapes:
                 if len(shape) == found.ndim and all(a in (None, b) for a, b in zip(shape, found.shape, strict=True)):
@@ -150,11 +149,11 @@ def _reply(found: dict[str, Any]) -> Reply:
     """Return the reply in the JSON object of an answer; raises BadAnswer if another program than the service made it."""
     match found:
         case {"output": output, "weights": None}:
-            fields = {}
+            fields = {"output": output}
         case {"output": output, "weights": {"values": values, "indices": indices, "rest": rest}}:
-            fields = {"values": values, "indices": indices, "rest": rest}
+            fields = {"output": output, "values": values, "indices": indices, "rest": rest}
         case {"output": output, "weights": weights}:
-            fields = {"weights": weights}
+            fields = {"output": output, "weights": weights}
         case _:
             raise attention_client.BadAnswer(_FOREIGN)
     fields |= {name: found[name] for name in EXTRAS if found.get(name) is not None}
@@ -163,7 +162,7 @@ def _reply(found: dict[str, Any]) -> Reply:
         orjson.dumps(facts)
     except orjson.JSONEncodeError:  # a number or a text that the command could not print
         raise attention_client.BadAnswer(_FOREIGN) from None
-    return Reply(_array(output), {name: _array(field) for name, field in fields.items()}, facts)
+    return Reply({name: _array(field) for name, field in fields.items()}, facts)
 
 
 def _array(field: Any) -> np.ndarray:

@@ -113,16 +113,15 @@ def _report(reply: Reply, out: Path | None, *, as_json: bool) -> None:
     if out is not None:
         _write(reply, out)
     if as_json:
-        arrays = {"output": reply.output, **reply.weights}
-        typer.echo(orjson.dumps({**{name: _lists(array) for name, array in arrays.items()}, **reply.facts}).decode())
+        lists = {name: _lists(array) for name, array in reply.arrays.items()}
+        typer.echo(orjson.dumps(lists | reply.facts).decode())
         return
     screen = console()
-    screen.print(f"output {_about(reply.output)}")
-    for name, array in reply.weights.items():
+    for name, array in reply.arrays.items():
         screen.print(f"{name} {_about(array)}")
     screen.print_json(orjson.dumps(reply.facts).decode())
     if out is not None:
-        what = "the output alone is " if out.suffix == ".npy" and reply.weights else ""
+        what = "the output alone is " if out.suffix == ".npy" and len(reply.arrays) > 1 else ""
         screen.print(f"{what}written to {out}", soft_wrap=True)
 
 
@@ -132,9 +131,9 @@ def _write(reply: Reply, out: Path) -> None:
     try:
         with out.open("wb") as file:
             if out.suffix == ".npy":
-                np.save(file, reply.output, allow_pickle=False)
+                np.save(file, reply.arrays["output"], allow_pickle=False)
             else:
-                np.savez(file, allow_pickle=False, output=reply.output, **reply.weights)
+                np.savez(file, allow_pickle=False, **reply.arrays)
     except OSError as error:
         raise InvalidInput(f"{out} cannot be written: {error.strerror}") from None
 
