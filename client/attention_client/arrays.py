@@ -61,7 +61,12 @@ def raw(array: object, param: str, allowed: frozenset[str]) -> Raw:
 def made_like(like: Array, found: Raw) -> Array:
     """Return the tensor of a body as an array of the kind of `like`, writable; on the CPU it uses the same memory."""
     if isinstance(like, np.ndarray):
-        return found.bits.view(_numpy_dtype(found.dtype))
+        if found.dtype != "bfloat16":
+            return found.bits
+        # An optional dependency: it defines the dtype, so it is installed wherever a NumPy array of bfloat16 exists.
+        import ml_dtypes  # noqa: PLC0415
+
+        return found.bits.view(ml_dtypes.bfloat16)
     torch = sys.modules["torch"]
     return torch.from_numpy(found.bits).view(getattr(torch, found.dtype)).to(like.device)  # type: ignore[no-any-return]
 
@@ -82,12 +87,3 @@ def _of_tensor(tensor: Any, torch: Any) -> tuple[str, npt.NDArray[Any]]:
         return "bfloat16", found.view(torch.int16).numpy(force=True)
     bits = found.numpy(force=True)
     return bits.dtype.name, bits
-
-
-def _numpy_dtype(name: str) -> np.dtype[Any]:
-    if name != "bfloat16":
-        return np.dtype(name)
-    # An optional dependency: it defines the dtype, so it is installed wherever a NumPy array of bfloat16 exists.
-    import ml_dtypes  # noqa: PLC0415
-
-    return np.dtype(ml_dtypes.bfloat16)  # type: ignore[no-any-return]  # it may not be installed
