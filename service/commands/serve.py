@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from service.observability.telemetry import Telemetry
-    from service.observability.trace_export import TraceExport
     from service.settings import Settings
     from service.worker.control_channel import ControlChannel
     from service.worker.server import Server
