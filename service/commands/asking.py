@@ -162,14 +162,17 @@ def _reply(found: dict[str, Any]) -> Reply:
         orjson.dumps(facts)
     except orjson.JSONEncodeError:  # a number or a text that the command could not print
         raise attention_client.BadAnswer(_FOREIGN) from None
-    return Reply({name: _array(field) for name, field in fields.items()}, facts)
+    return Reply({name: _array(field, "int32" if name == "indices" else "float32") for name, field in fields.items()}, facts)
 
 
-def _array(field: Any) -> np.ndarray:
-    """Return a tensor of an answer, in any of its forms; the strings "nan" and "inf" become floats. Raises BadAnswer."""
+def _array(field: Any, name: str) -> np.ndarray:
+    """Return a tensor of an answer, in any of its forms, where lists have the dtype `name`; "nan" and "inf" become floats.
+
+    Raises BadAnswer.
+    """
     match field:
         case list():
-            name, shape = "float32", None
+            shape = None
             data: list[Any] | str = field
         case {"dtype": str(name), "shape": list(shape), "data": list() | str() as data} if name in VALUES:
             pass
