@@ -26,7 +26,7 @@ from service.errors import InvalidInput, ServiceError
 
 if TYPE_CHECKING:
     from service.attention.engine import Engine, LoadedLayer
-    from service.layers.stored_layer import StoredLayer
+    from service.layers.store import StoredLayer
 
 TIMEOUT_S = 60.0
 _FOREIGN = "a field of the answer is missing or has another type"
@@ -134,7 +134,7 @@ def _ask_engine(
 ) -> Reply:
     from service.attention.engine import LayerCall
     from service.batching.job import BatchInfo
-    from service.layers.stored_layer import SDPA
+    from service.layers.store import SDPA
     from service.wire.answer import write_json
     from service.wire.attend_request import AnswerFacts, RequestLimits, check_request
     from service.wire.attention_request import check_attention

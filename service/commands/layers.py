@@ -18,8 +18,7 @@ from service.commands.console import console
 from service.errors import LayerError, LayerMissing
 
 if TYPE_CHECKING:
-    from service.layers.store import Store
-    from service.layers.stored_layer import StoredLayer
+    from service.layers.store import Store, StoredLayer
 
 CHECK_ROWS = 24
 CHECK_SEED = 7

@@ -18,8 +18,7 @@ from service.app import build
 from service.attention.engine import Engine
 from service.attention.spec import LayerSpec
 from service.errors import ServiceError
-from service.layers.store import Store
-from service.layers.stored_layer import StoredLayer
+from service.layers.store import Store, StoredLayer
 from service.observability.metrics import Metrics
 from service.observability.telemetry import Telemetry
 from service.settings import load_settings

@@ -19,8 +19,7 @@ import torch
 
 from service.errors import LayerError
 from service.layers.importer import import_layer
-from service.layers.store import Store
-from service.layers.stored_layer import StoredLayer
+from service.layers.store import Store, StoredLayer
 from tests.integration.running import small_layer
 from tests.torture.inputs.mutations import mutate_bytes, mutate_safetensors
 from tests.torture.law import MAX_REFUSAL_BYTES

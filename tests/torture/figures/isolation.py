@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from service.attention.spec import LayerSpec
-from service.layers.stored_layer import StoredLayer
+from service.layers.store import StoredLayer
 from tests.integration.running import LAYERS
 from tests.torture import at_rest
 from tests.torture.figure import Form

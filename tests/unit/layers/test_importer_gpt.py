@@ -12,7 +12,7 @@ from service.attention.call import Call
 from service.attention.layer import Layer
 from service.attention.masks import CombinedMask, Sizes, causal
 from service.layers.importer import import_layer
-from service.layers.stored_layer import StoredLayer
+from service.layers.store import StoredLayer
 from tests.unit.layers.checkpoints import random, save_directory, save_safetensors
 from tests.unit.layers.refusals import refused_import
 
