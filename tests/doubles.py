@@ -61,6 +61,11 @@ class ManualClock:
                 call.callback()
         self._now = until
 
+    def pause(self, seconds: float) -> None:
+        """Let time pass while the process is stopped: afterwards each call that is due by then is made late."""
+        self._now += seconds
+        self.advance(0)
+
     @property
     def num_calls(self) -> int:
         """Calls that are still to come; 0 at rest, else a timer leaked."""
