@@ -50,7 +50,6 @@ class RequestRecord:
     bytes_out: int = 0
     tokens: int | None = None
     masked_rows: int = 0
-    batch_requests: int | None = None
     receive_s: float | None = None
     decode_s: float | None = None
     queue_s: float | None = None

@@ -278,12 +278,11 @@ class RequestContext:
         work, deadline = LayerCall(layer.loaded, call), self._complete + self._timeout_s
         lane = self._lane(layer, cost, is_float64=work.is_float64)
         outcome = await self._requests.batcher.submit(work, lane=lane, cost=cost, deadline=deadline, caller=self._key)
-        batch = outcome.batch
-        record.batch, record.batch_requests = batch, batch.requests
+        record.batch = outcome.batch
         record.queue_s, record.compute_s = outcome.queue_s, outcome.compute_s
         record.masked_rows, record.stage = request.masked_rows, "sending"
         self._answered = self._requests.now()
-        facts = AnswerFacts(request.masked_rows, layer.name, layer.digest, batch, self._timing_ms)
+        facts = AnswerFacts(request.masked_rows, layer.name, layer.digest, outcome.batch, self._timing_ms)
         return request.tensors(outcome.result), facts
 
     async def send(self, send: Send, headers: Headers, pieces: Iterable[Piece], coding: bytes | None) -> None:
