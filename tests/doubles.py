@@ -1,6 +1,6 @@
 """Hand-written doubles: an engine behind a gate, a clock turned by hand, an observer that records, a channel without a socket.
 
-Laws: nothing here sleeps or polls; time passes only by `ManualClock.advance`, a batch ends when the test says so.
+Invariants: nothing here sleeps or polls; time passes only by `ManualClock.advance`, a batch ends when the test says so.
 """
 
 from __future__ import annotations

@@ -129,7 +129,10 @@ async def running(
     )
     refusals: list[str] = []
     telemetry = Telemetry(Metrics(), time.monotonic)
-    leave = lambda _: refusals.append(channel.status.start_error or str(service.why_not_ready()))
+
+    def leave(_: int) -> None:
+        refusals.append(channel.status.start_error or str(service.why_not_ready()))
+
     service = Service(settings, telemetry, channel, leave, HeldEngine, tracer, restore)
     edge = build(service, tracer)
     headers = {"x-api-key": ADMIN_KEY} if admin else {}

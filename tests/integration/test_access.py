@@ -503,7 +503,7 @@ def test_a_refused_request_has_the_route_that_it_would_have_if_it_were_answered(
             name for name in after if name.startswith("attention_requests_total") and after[name] != before.get(name)
         ]
         assert len(names) == 1, (request, names)
-        return names[0].partition(",status")[0]
+        return str(names[0].partition(",status")[0])
 
     async def story(service):
         for method, path in itertools.product(("GET", "HEAD", "POST", "PUT", "OPTIONS"), paths):
