@@ -31,7 +31,7 @@ from service.attention.spec import LayerSpec
 from service.batching.batcher import Batcher
 from service.batching.decoding_queue import DecodingQueue
 from service.batching.engine_protocol import STUCK_CHECKS
-from service.errors import EngineDown, ServiceError
+from service.errors import EngineDown, NotReady, ServiceError
 from service.layer_totals import LayerTotals
 from service.layers.catalog import Catalog, ServedLayer
 from service.layers.store import Store
@@ -101,11 +101,10 @@ class Service:
         store = Store(settings.layers_dir, settings.max_layer_bytes)
         self._registry = registry = LayerRegistry(store, self.engine, telemetry)
         self.layer_requests = LayerRequests(
-            registry, lambda: self.readiness.reason, self.batcher, bodies, context_limits(settings), time.monotonic
+            lambda: self.catalog, self.batcher, bodies, context_limits(settings), time.monotonic
         )
         self._memory = Heap()
         self.numerics = fingerprint(options)
-        self.max_sequences = settings.max_sequences
         self.keys = None if settings.api_keys_file is None else KeyFile(settings.api_keys_file, telemetry)
         self._rollout = rollout = LayerRollout(registry, channel, telemetry, settings.layer_change_s)
         self.put_layer, self.drop_layer = rollout.put, rollout.drop
@@ -114,6 +113,7 @@ class Service:
         self.readiness = Readiness(
             channel, self.batcher, registry, telemetry, restore, settings.probe_s, 2 * settings.heartbeat_s
         )
+        self.why_not_ready = self.readiness.why_not_ready
         self._reconciler = Reconciler(registry, channel, LoopClock(), settings.probe_s, self.readiness.state_applied)
         self._tasks: list[asyncio.Task[None]] = []
         self._is_over = False
@@ -122,7 +122,9 @@ class Service:
     @property
     def catalog(self) -> Catalog:
         """The served layers; raises NotReady until all are loaded and checked."""
-        return self.layer_requests.catalog()
+        if self._registry.catalog is None:
+            raise NotReady(self.readiness.reason)
+        return self._registry.catalog
 
     async def start(self) -> None:
         """Start the tasks; return before the layers are loaded, but after the API keys are read."""
@@ -170,9 +172,6 @@ class Service:
         self.rendering.shutdown(wait=False)
         await self.layer_requests.end()
         self._is_over = await asyncio.to_thread(self.engine.close, CLOSE_S)
-
-    def why_not_ready(self) -> str | None:
-        return self.readiness.why_not_ready()
 
     def describe(self, served: ServedLayer) -> LayerAnswer:
         layer, spec, settings = served.stored, served.spec, self.settings
