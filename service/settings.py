@@ -1,8 +1,8 @@
 """Settings: all options of the service, read once from the environment (`ATTENTION_…`) and the command line.
 
 Invariants: Only this file reads the service's variables; the other commands name theirs in their options. An invalid value stops
-the start with the variable's name. Most packages receive small frozen values (`limits.py`), not `Settings`. Each description is a
-row of docs/settings.md, and a test compares them.
+the start with the variable's name. Most packages receive small frozen values (`limits.py`), not `Settings`. The text under each
+field is its row of docs/settings.md, and a test compares them.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ ENV_PREFIX = "ATTENTION_"
 
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)]
+Timeout = Annotated[float, Field(gt=0, le=3600)]
 
 # As browsers write an origin: scheme, host and optional port, in lower case, without a path.
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9.\[\]:_-]+")
@@ -65,202 +66,130 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="forbid", env_ignore_empty=True)
 
-    host: str = Field("127.0.0.1", description="address to bind")
-    port: int = Field(8000, ge=0, le=65535, description="TCP port to bind; 0 = any free port, which the log names")
-    layers_dir: Path = Field(
-        Path(".layers"), description="directory of stored layers, one `<name>.safetensors` for each"
-    )
-    run_dir: Path | None = Field(
-        None,
-        description="parent directory of the files that processes share (metrics); default: "
-        "`/dev/shm`, else the temporary directory",
-    )
-    workers: int = Field(
-        0,
-        ge=0,
-        le=64,
-        description="number of processes; 0 = usable cores / `ATTENTION_COMPUTE_THREADS` (at most 64) on a CPU, 1 on a GPU",
-    )
-    device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="device on which layers run; auto = GPU if present, else CPU"
-    )
-    dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="dtype in which layers compute")
-    compute_threads: int = Field(1, ge=1, le=256, description="threads with which torch computes in each process")
-    exact: bool = Field(
-        False,
-        description="on a GPU: run one sequence at a time, so that the bits of an answer do not depend on its batch",
-    )
+    host: str = "127.0.0.1"
+    """address to bind"""
+    port: int = Field(8000, ge=0, le=65535)
+    """TCP port to bind; 0 = any free port, which the log names"""
+    layers_dir: Path = Path(".layers")
+    """directory of stored layers, one `<name>.safetensors` for each"""
+    run_dir: Path | None = None
+    """parent directory of the files that processes share (metrics); default: `/dev/shm`, else the temporary directory"""
+    workers: int = Field(0, ge=0, le=64)
+    """number of processes; 0 = usable cores / `ATTENTION_COMPUTE_THREADS` (at most 64) on a CPU, 1 on a GPU"""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """device on which layers run; auto = GPU if present, else CPU"""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """dtype in which layers compute"""
+    compute_threads: int = Field(1, ge=1, le=256)
+    """threads with which torch computes in each process"""
+    exact: bool = False
+    """on a GPU: run one sequence at a time, so that the bits of an answer do not depend on its batch"""
 
-    api_keys_file: Path | None = Field(
-        None,
-        description="file of API keys, each line the SHA-256 digest of a key and a role (`infer` or `admin`); unset: requests "
-        "need no key, and layers cannot be changed at run time",
-    )
-    open_metrics: bool = Field(False, description="serve `/metrics` without a key even if API keys are set")
-    rate_limit_per_s: float = Field(
-        0.0,
-        ge=0,
-        le=1e6,
-        allow_inf_nan=False,
-        description="requests that one key may send to one process (per second); without keys all clients share this limit; 0 "
-        "= no limit",
-    )
-    rate_burst: int = Field(
-        0, ge=0, le=10**6, description="requests that one key may send at once after a pause; 0 = those of one second"
-    )
-    cors_origins: Annotated[str, AfterValidator(_checked_origins)] = Field(
-        "", description="origins whose web pages may read answers, `https://app.example, …` or `*`; unset: none"
-    )
-    allowed_hosts: Annotated[str, AfterValidator(_checked_hosts)] = Field(
-        "",
-        description="hosts that `Host` may name, `api.example, *.example.com, …` or `*`; health checks are exempt unless a "
-        "browser sends them; unset: any host, but on a loopback address without keys a browser's request must "
-        "name a loopback host",
-    )
-    tls_cert_file: Path | None = Field(
-        None, description="certificate chain for HTTPS (PEM); it may also contain the private key"
-    )
-    tls_key_file: Path | None = Field(None, description="private key of the certificate (PEM, without a passphrase)")
+    api_keys_file: Path | None = None
+    """file of API keys, each line the SHA-256 digest of a key and a role (`infer` or `admin`); unset: requests need no key, and
+    layers cannot be changed at run time"""
+    open_metrics: bool = False
+    """serve `/metrics` without a key even if API keys are set"""
+    rate_limit_per_s: float = Field(0.0, ge=0, le=1e6, allow_inf_nan=False)
+    """requests that one key may send to one process (per second); without keys all clients share this limit; 0 = no limit"""
+    rate_burst: int = Field(0, ge=0, le=10**6)
+    """requests that one key may send at once after a pause; 0 = those of one second"""
+    cors_origins: Annotated[str, AfterValidator(_checked_origins)] = ""
+    """origins whose web pages may read answers, `https://app.example, …` or `*`; unset: none"""
+    allowed_hosts: Annotated[str, AfterValidator(_checked_hosts)] = ""
+    """hosts that `Host` may name, `api.example, *.example.com, …` or `*`; health checks are exempt unless a browser sends them;
+    unset: any host, but on a loopback address without keys a browser's request must name a loopback host"""
+    tls_cert_file: Path | None = None
+    """certificate chain for HTTPS (PEM); it may also contain the private key"""
+    tls_key_file: Path | None = None
+    """private key of the certificate (PEM, without a passphrase)"""
 
-    max_connections: int = Field(
-        0,
-        ge=0,
-        le=10**6,
-        description="connections that a process keeps; a connection above this number is served health and metrics only, and its "
-        "other requests are refused with Retry-After; 0 = as many as the file descriptors allow, at most 8192",
-    )
-    max_target_bytes: int = Field(8192, ge=256, le=65536, description="request target, that is path and query (bytes)")
-    max_header_bytes: int = Field(16384, ge=1024, le=MIB, description="all header fields of a request together (bytes)")
-    max_headers: int = Field(100, ge=8, le=10_000, description="header fields of a request")
-    header_timeout_s: float = Field(
-        10.0,
-        gt=0,
-        le=3600,
-        description="time for the headers to arrive, from the opening of the connection or the first byte of a later request "
-        "(seconds)",
-    )
-    max_body_bytes: int = Field(
-        16 * MIB, ge=1024, le=1024 * MIB, description="request body, before and after decompression (bytes)"
-    )
-    decode_off_loop_bytes: int = Field(
-        MIB, ge=1, description="bodies of at least this size are checked off the event loop (bytes)"
-    )
-    max_text_numbers: Positive = Field(
-        2**20, description="numbers written as text in a request; tensors in base64 and safetensors may have more"
-    )
-    max_json_depth: int = Field(32, ge=8, le=128, description="nesting depth of a JSON body")
-    max_sequences: int = Field(1024, ge=1, le=65536, description="sequences in one request")
-    max_request_tokens: int = Field(
-        65536, ge=1, description="query rows of one request, plus its key rows if it sends keys"
-    )
-    max_request_cells: int = Field(
-        2**28, ge=1, description="attention scores of one request: sequences x heads x L x S"
-    )
-    max_weights_bytes: int = Field(64 * MIB, ge=1024, description="returned attention weights of one request (bytes)")
-    max_table_bytes: int = Field(
-        512 * MIB,
-        ge=1024,
-        description="tables that one sequence of a request needs during computation: the sum of its masks and the workspace "
-        "of its weights (bytes)",
-    )
-    body_timeout_s: float = Field(30.0, gt=0, le=3600, description="time for a whole request body to arrive (seconds)")
-    write_timeout_s: float = Field(
-        30.0,
-        gt=0,
-        le=3600,
-        description="time for the client to read an answer, or each piece of a long one (seconds)",
-    )
-    min_response_bytes_per_s: int = Field(
-        256 * 1024,
-        ge=0,
-        description="lowest rate at which the client may read a long answer (bytes per second); all waits for the client "
-        "together last at most the write timeout plus the answer's bytes divided by this rate; 0 = any rate",
-    )
-    request_timeout_ms: int = Field(
-        10_000, ge=1, le=3_600_000, description="deadline of a request, counted from its complete body (milliseconds)"
-    )
+    max_connections: int = Field(0, ge=0, le=10**6)
+    """connections that a process keeps; a connection above this number is served health and metrics only, and its other requests
+    are refused with Retry-After; 0 = as many as the file descriptors allow, at most 8192"""
+    max_target_bytes: int = Field(8192, ge=256, le=65536)
+    """request target, that is path and query (bytes)"""
+    max_header_bytes: int = Field(16384, ge=1024, le=MIB)
+    """all header fields of a request together (bytes)"""
+    max_headers: int = Field(100, ge=8, le=10_000)
+    """header fields of a request"""
+    header_timeout_s: Timeout = 10.0
+    """time for the headers to arrive, from the opening of the connection or the first byte of a later request (seconds)"""
+    max_body_bytes: int = Field(16 * MIB, ge=1024, le=1024 * MIB)
+    """request body, before and after decompression (bytes)"""
+    decode_off_loop_bytes: Positive = MIB
+    """bodies of at least this size are checked off the event loop (bytes)"""
+    max_text_numbers: Positive = 2**20
+    """numbers written as text in a request; tensors in base64 and safetensors may have more"""
+    max_json_depth: int = Field(32, ge=8, le=128)
+    """nesting depth of a JSON body"""
+    max_sequences: int = Field(1024, ge=1, le=65536)
+    """sequences in one request"""
+    max_request_tokens: Positive = 65536
+    """query rows of one request, plus its key rows if it sends keys"""
+    max_request_cells: Positive = 2**28
+    """attention scores of one request: sequences x heads x L x S"""
+    max_weights_bytes: int = Field(64 * MIB, ge=1024)
+    """returned attention weights of one request (bytes)"""
+    max_table_bytes: int = Field(512 * MIB, ge=1024)
+    """tables that one sequence of a request needs during computation: the sum of its masks and the workspace of its weights
+    (bytes)"""
+    body_timeout_s: Timeout = 30.0
+    """time for a whole request body to arrive (seconds)"""
+    write_timeout_s: Timeout = 30.0
+    """time for the client to read an answer, or each piece of a long one (seconds)"""
+    min_response_bytes_per_s: int = Field(256 * 1024, ge=0)
+    """lowest rate at which the client may read a long answer (bytes per second); all waits for the client together last at most
+    the write timeout plus the answer's bytes divided by this rate; 0 = any rate"""
+    request_timeout_ms: int = Field(10_000, ge=1, le=3_600_000)
+    """deadline of a request, counted from its complete body (milliseconds)"""
 
-    max_batch_requests: Positive = Field(16, description="requests that may share a batch")
-    max_batch_tokens: Positive = Field(
-        2048,
-        description="rows that may share a batch; a larger request runs alone; a CPU computes about 1,024 rows at a time",
-    )
-    max_batch_cells: Positive = Field(
-        2**24, description="attention scores that may share a batch; a larger request runs alone"
-    )
-    max_wait_ms: float = Field(
-        0.0,
-        ge=0,
-        le=10_000,
-        description="longest wait for more requests while the engine is idle (milliseconds); 0 = start the batch at once",
-    )
-    queue_capacity: Positive = Field(256, description="requests that may wait in a process")
-    queue_bytes: int = Field(
-        128 * MIB,
-        ge=1024,
-        description="decoded tensors that may wait in a process (bytes); two more limits follow from it: a quarter of it or more "
-        "for undecoded bodies, and all of it or more for unsent answers",
-    )
-    queue_cells: int = Field(
-        2**32,
-        ge=1,
-        description="attention scores that may wait in a process; a request that waits alone may have more",
-    )
-    standing_wait_ms: float | None = Field(
-        None,
-        ge=0,
-        description="in sustained overload a layer's queue holds the whole batches that fit into this wait, "
-        "at least one (milliseconds); 0 = only the queue's other limits hold; default: 100, or 0 if "
-        "`ATTENTION_QUEUE_CAPACITY` is set",
-    )
+    max_batch_requests: Positive = 16
+    """requests that may share a batch"""
+    max_batch_tokens: Positive = 2048
+    """rows that may share a batch; a larger request runs alone; a CPU computes about 1,024 rows at a time"""
+    max_batch_cells: Positive = 2**24
+    """attention scores that may share a batch; a larger request runs alone"""
+    max_wait_ms: float = Field(0.0, ge=0, le=10_000)
+    """longest wait for more requests while the engine is idle (milliseconds); 0 = start the batch at once"""
+    queue_capacity: Positive = 256
+    """requests that may wait in a process"""
+    queue_bytes: int = Field(128 * MIB, ge=1024)
+    """decoded tensors that may wait in a process (bytes); two more limits follow from it: a quarter of it or more for undecoded
+    bodies, and all of it or more for unsent answers"""
+    queue_cells: Positive = 2**32
+    """attention scores that may wait in a process; a request that waits alone may have more"""
+    standing_wait_ms: float | None = Field(None, ge=0)
+    """in sustained overload a layer's queue holds the whole batches that fit into this wait, at least one (milliseconds); 0 =
+    only the queue's other limits hold; default: 100, or 0 if `ATTENTION_QUEUE_CAPACITY` is set"""
 
-    drain_delay_s: Seconds = Field(
-        0.0, description="time of normal service at shutdown, with readiness off, until the listener closes (seconds)"
-    )
-    shutdown_grace_s: Seconds = Field(30.0, description="time for accepted requests to finish at shutdown (seconds)")
-    heartbeat_s: float = Field(1.0, gt=0, le=60, description="time between updates of readiness and metrics (seconds)")
-    probe_s: float = Field(
-        10.0,
-        gt=0,
-        le=3600,
-        description="a layer without an answer for this long is probed with a real forward pass (seconds)",
-    )
-    stuck_s: float = Field(
-        60.0,
-        gt=0,
-        le=3600,
-        description="longest forward pass; if one takes longer, all waiting requests fail and the process is replaced; the "
-        "watchdog also replaces a process whose event loop is silent for this long, at least 10 s (seconds)",
-    )
-    layer_change_s: float = Field(
-        30.0,
-        gt=0,
-        le=3600,
-        description="time for all processes to load or unload a layer at run time; if one is late, the rollout is aborted in "
-        "all (seconds)",
-    )
-    max_layer_bytes: Positive = Field(
-        2**30,
-        description="largest layer file that is loaded; checking it takes about three times as much memory in a process "
-        "(bytes)",
-    )
-    strict_layers: bool = Field(
-        True, description="refuse to start if a stored layer cannot be loaded; false = serve the other layers"
-    )
-    compress_offers: bool = Field(
-        False,
-        description="compress answers for every client whose `Accept-Encoding` allows it; false = only for clients that name "
-        "a single coding or prefer one to `identity`",
-    )
-    docs: bool = Field(True, description="serve `/docs` and `/openapi.json`")
-    traces: bool = Field(
-        False,
-        description="send a span for each request, phase and batch by OTLP over HTTP, as the `OTEL_…` variables configure; "
-        "needs the extra `otel`",
-    )
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="lowest severity of the log lines that are written"
-    )
+    drain_delay_s: Seconds = 0.0
+    """time of normal service at shutdown, with readiness off, until the listener closes (seconds)"""
+    shutdown_grace_s: Seconds = 30.0
+    """time for accepted requests to finish at shutdown (seconds)"""
+    heartbeat_s: float = Field(1.0, gt=0, le=60)
+    """time between updates of readiness and metrics (seconds)"""
+    probe_s: Timeout = 10.0
+    """a layer without an answer for this long is probed with a real forward pass (seconds)"""
+    stuck_s: Timeout = 60.0
+    """longest forward pass; if one takes longer, all waiting requests fail and the process is replaced; the watchdog also
+    replaces a process whose event loop is silent for this long, at least 10 s (seconds)"""
+    layer_change_s: Timeout = 30.0
+    """time for all processes to load or unload a layer at run time; if one is late, the rollout is aborted in all (seconds)"""
+    max_layer_bytes: Positive = 2**30
+    """largest layer file that is loaded; checking it takes about three times as much memory in a process (bytes)"""
+    strict_layers: bool = True
+    """refuse to start if a stored layer cannot be loaded; false = serve the other layers"""
+    compress_offers: bool = False
+    """compress answers for every client whose `Accept-Encoding` allows it; false = only for clients that name a single coding or
+    prefer one to `identity`"""
+    docs: bool = True
+    """serve `/docs` and `/openapi.json`"""
+    traces: bool = False
+    """send a span for each request, phase and batch by OTLP over HTTP, as the `OTEL_…` variables configure; needs the extra
+    `otel`"""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """lowest severity of the log lines that are written"""
 
 
 class SettingsError(ServiceError, code="bad_settings"):

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import os
 import time
 from collections.abc import Callable, Coroutine, Hashable, Sequence
 from concurrent.futures import Future
 from itertools import count
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from service.batching.job import BatchInfo
 from service.errors import CostLimit, EngineDown
+from service.observability.metrics import Metrics
+from service.observability.shared_values import Shared
 from service.supervisor.coordinator import Coordinator
 from service.worker.control_channel import ControlChannel
 
@@ -237,6 +241,11 @@ async def turns(num: int = 12) -> None:
     """Let the loop turn until what is ready has run; nothing here waits for anything but the next turn."""
     for _ in range(num):
         await asyncio.sleep(0)
+
+
+def lone_metrics() -> Metrics:
+    """Metrics without files: there is no directory for them, so only this process has their values."""
+    return Metrics(Shared(Path(os.devnull), 0))
 
 
 def run(main: Callable[[], Coroutine[Any, Any, T]], *, loop_factory: Any = None) -> T:

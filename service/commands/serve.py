@@ -185,7 +185,7 @@ def _run(settings: Settings, port: int, slot: int, descriptor: int, run_dir: Pat
     telemetry = Telemetry(metrics, time.monotonic)
     try:
         server = _server(
-            settings, listener, telemetry, channel, export, lambda: any([run.restore(), metrics.restore()])
+            settings, listener, telemetry, channel, export, lambda: any([run.restore(), metrics.values.restore()])
         )
     except ServiceError as error:
         channel.report(start_error=error.message)

@@ -1,9 +1,9 @@
-"""Metrics: every series with its name, unit, labels and buckets.
+"""Metrics: every series with its name, unit, labels and buckets, and the text form of those of all processes.
 
-Holds which series there are; `observability/telemetry.py` updates them, and `observability/series.py` gives the text form.
-Independent of HTTP and layers.
+`observability/telemetry.py` updates the series. Independent of HTTP and layers.
 Invariants: One prefix and base units. Labels are bounded (route templates, statuses, codes, names of served layers), so callers
-cannot make a series. At rest received = requests + cancelled.
+cannot make a series. At rest received = requests + cancelled. A process shows the sums over all processes, and of the series with
+a layer only those of served layers.
 
 The values belong to a slot, not to a pid: a replacement goes on counting where the dead process stopped. So totals never fall and
 files do not pile up. A dead process's live gauges are removed (`RunDirectory.clean_up`).
@@ -11,12 +11,27 @@ files do not pile up. A dead process's live gauges are removed (`RunDirectory.cl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal, TypeVar
+
+import prometheus_client
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest, values
+from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from service.layer_totals import LayerTotals
-from service.observability.series import PREFIX, SIZE_BUCKETS, TIME_BUCKETS, Series, left_in
-from service.observability.shared_values import Shared
+from service.observability.shared_values import Histogram, Shared, SharedValues, left_in
 
+T = TypeVar("T", bound=MetricWrapperBase)
+Mode = Literal["livesum", "livemin", "livemax", "max"]
+"""How the values of several processes combine; `live` ones are of live processes only."""
+
+PREFIX = "attention"
+# A request takes from 0.1 ms (one token) to seconds (the largest request, a full queue): 100 µs to 13.1 s by doubling.
+TIME_BUCKETS = tuple(1e-4 * 2**power for power in range(18))
+SIZE_BUCKETS = tuple(float(2**power) for power in range(18))
 # The `stage` of requests that were in flight in a process that died.
 KILLED = "killed"
 
@@ -39,20 +54,20 @@ _FIELDS = {(f"{PREFIX}_{name}_total", *label): field for field, (name, *label) i
 _FIELDS[f"{PREFIX}_{_LAST_ANSWER}",] = "last_answer_s"
 
 
-def _left_unanswered(shared: Shared) -> int:
-    """Return how many requests the last process of this slot received and did not finish."""
-    counted = left_in(shared)
-    ends = {"attention_received_total": 1, "attention_requests_total": -1, "attention_cancelled_total": -1}
-    return max(0, int(sum(sign * counted.get(name, 0.0) for name, sign in ends.items())))
+class Metrics(Collector):
+    """The series of one process as attributes; `render` gives the whole service's."""
 
-
-class Metrics(Series):
-    """The series of one process as attributes; with `shared`, `render` gives the whole service's."""
-
-    def __init__(self, shared: Shared | None = None) -> None:
-        is_replacement = shared is not None and shared.file("counter").exists()  # of another process that had the slot
-        unanswered = 0 if shared is None else _left_unanswered(shared)
-        super().__init__(shared)
+    def __init__(self, shared: Shared) -> None:
+        is_replacement = shared.file("counter").exists()  # of another process that had the slot
+        left = left_in(shared)
+        ended = left["attention_requests_total"] + left["attention_cancelled_total"]
+        unanswered = max(0, int(left["attention_received_total"] - ended))  # if that process was killed
+        prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+        # At its import the library chooses by an environment variable; this replaces its choice.
+        values.ValueClass = self.values = SharedValues(shared)
+        self.served: frozenset[str] | None = None
+        """Layers whose series are shown; None: all. Other layers keep their values, and continue if they are served again."""
+        self._registry = CollectorRegistry()
         self._make_request_series()
         self._make_batch_series()
         self._make_layer_series()
@@ -164,6 +179,36 @@ class Metrics(Series):
             ("version", "torch", "device", "dtype"),
         )
 
+    def counter(self, name: str, text: str, labels: Sequence[str] = ()) -> Counter:
+        return _cached(Counter(name, text, labels, namespace=PREFIX, registry=self._registry))
+
+    def gauge(self, name: str, text: str, mode: Mode = "livesum", labels: Sequence[str] = ()) -> Gauge:
+        """Make a gauge, which begins at 0 if it has no labels."""
+        series = Gauge(name, text, labels, namespace=PREFIX, registry=self._registry, multiprocess_mode=mode)
+        if not labels:
+            series.set(0)
+        return _cached(series)
+
+    def histogram(self, name: str, text: str, buckets: Sequence[float], labels: Sequence[str] = ()) -> Histogram:
+        return _cached(Histogram(name, text, labels, namespace=PREFIX, registry=self._registry, buckets=buckets))
+
+    def render(self) -> bytes:
+        """Return `collect` in Prometheus' text form."""
+        return generate_latest(self)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the shown series of all processes; reads their files, so call it in a thread."""
+        shown = None if self.served is None else {None, *self.served}
+        for family in self.families():
+            if shown is not None:
+                family.samples = [sample for sample in family.samples if sample.labels.get("layer") in shown]
+            yield family
+
+    def families(self) -> Iterable[Metric]:
+        """Return all series of all processes, or of this one if files are lost or change faster than they are read."""
+        found = self.values.of_all_processes()
+        return self._registry.collect() if found is None else found
+
     def add_layer_totals(self, sums: Mapping[str, LayerTotals]) -> None:
         """Add what layers have done since the last call."""
         for layer, done in sums.items():
@@ -188,3 +233,9 @@ class Metrics(Series):
                 kind = type(getattr(done, field))  # int or float
                 setattr(done, field, kind(sample.value))
         return totals
+
+
+def _cached(series: T) -> T:
+    """Cache the children by their labels, which are bounded; the library's `labels` locks and converts at every event."""
+    series.labels = functools.cache(series.labels)  # type: ignore[method-assign]
+    return series

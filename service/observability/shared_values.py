@@ -13,12 +13,16 @@ from __future__ import annotations
 import bisect
 import contextlib
 import dataclasses
+import math
 import os
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import prometheus_client
+from prometheus_client.metrics_core import Metric
 from prometheus_client.mmap_dict import MmapedDict, mmap_key
+from prometheus_client.multiprocess import MultiProcessCollector
 
 from service.loop_time import LoopTick
 
@@ -58,8 +62,6 @@ class Histogram(prometheus_client.Histogram):
 class SharedValues:
     """The values of one process; the library calls it to make one for each sample. Without files only this process has them."""
 
-    _multiprocess = True  # prometheus_client's flag for values in files
-
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
         self._files: dict[str, MmapedDict] = {}
@@ -85,8 +87,10 @@ class SharedValues:
         assert kind in KINDS, f"{kind} has no file. This is a bug."
         value = _Value(self, kind, mmap_key(metric_name, name, list(labelnames), list(labelvalues), help_text))
         self._values.append(value)
-        with contextlib.suppress(OSError):  # no space for another series: only this process has its value
-            value.attach(self._files.get(kind))
+        if (file := self._files.get(kind)) is not None:
+            with contextlib.suppress(OSError):  # no space for another series: only this process has its value
+                value.amount = file.read_value(value.key)[0]  # type: ignore[no-untyped-call]
+                value.file = file
         return value
 
     def changed(self, value: _Value) -> None:
@@ -98,6 +102,16 @@ class SharedValues:
         changed, self._changed = self._changed, []
         for value in changed:
             value.write()
+
+    def of_all_processes(self) -> Iterable[Metric] | None:
+        """Return all series of all processes; None if this one's files are lost, or files change faster than they are read."""
+        if not self.is_shared:
+            return None
+        files = [*self._shared.directory.glob("*.db")]
+        found = _merged(files)
+        if found is None:  # a file was removed, cut or overwritten meanwhile: show the others
+            found = _merged([file for file in files if _merged([file]) is not None])
+        return found
 
     @property
     def is_shared(self) -> bool:
@@ -128,7 +142,8 @@ class SharedValues:
             for kind, path in paths.items():
                 self._files[kind] = _File(str(path))  # type: ignore[no-untyped-call]
             for value in self._values:
-                value.switch_to(self._files[value.kind])
+                value.file = self._files[value.kind]
+                value.write()
         except OSError:  # remove the files, so that other processes have the space, and go on without files
             self._close()
             with contextlib.suppress(OSError):
@@ -139,7 +154,7 @@ class SharedValues:
     def _close(self) -> None:
         files, self._files, self._file_ids = self._files, {}, {}
         for value in self._values:
-            value.switch_to(None)
+            value.file = None
         for file in files.values():
             file.close()  # type: ignore[no-untyped-call]
 
@@ -169,46 +184,58 @@ def _file_id(path: Path) -> tuple[int, int] | None:
 class _Value:
     """One sample. prometheus_client calls `inc`, `set` and `get`; like the library, it keeps no exemplars in files."""
 
-    __slots__ = ("_file", "_is_changed", "_key", "_value", "_values", "kind")
+    __slots__ = ("_is_changed", "_values", "amount", "file", "key", "kind")
 
     def __init__(self, values: SharedValues, kind: str, key: str) -> None:
         self.kind = kind
+        self.key = key
+        self.file: MmapedDict | None = None
+        self.amount = 0.0
         self._values = values
-        self._file: MmapedDict | None = None
-        self._key = key
-        self._value = 0.0
         self._is_changed = False
 
-    def attach(self, file: MmapedDict | None) -> None:
-        """Continue from what the slot's last process left in the file; raise OSError if there is no space."""
-        if file is not None:
-            self._value = file.read_value(self._key)[0]  # type: ignore[no-untyped-call]
-        self._file = file
-
-    def switch_to(self, file: MmapedDict | None) -> None:
-        """Write this value to another file from now on, beginning with its current number; raise OSError if there is no space."""
-        self._file = file
-        self.write()
-
     def inc(self, amount: float) -> None:
-        self.set(self._value + amount)
+        self.set(self.amount + amount)
 
-    def set(self, value: float, timestamp: float | None = None) -> None:  # noqa: ARG002 (the library's signature)
-        self._value = value
+    def set(self, value: float) -> None:
+        self.amount = value
         if not self._is_changed:
             self._is_changed = True
             self._values.changed(self)
 
     def get(self) -> float:
-        return self._value
-
-    def set_exemplar(self, exemplar: object) -> None:
-        pass
+        return self.amount
 
     def get_exemplar(self) -> None:
         return None
 
     def write(self) -> None:
+        """Write the value to its file; raise OSError if there is no space."""
         self._is_changed = False
-        if self._file is not None:
-            self._file.write_value(self._key, self._value, 0.0)  # type: ignore[no-untyped-call]
+        if self.file is not None:
+            self.file.write_value(self.key, self.amount, 0.0)  # type: ignore[no-untyped-call]
+
+
+def _merged(files: Iterable[Path]) -> Iterable[Metric] | None:
+    """Return the series of these files, added up; None if one is lost or damaged."""
+    try:
+        merged: Iterable[Metric] = MultiProcessCollector.merge(list(map(str, files)))  # type: ignore[no-untyped-call]
+    except Exception:  # noqa: BLE001 (a page half written by a killed process may raise anything)
+        return None
+    return merged
+
+
+def left_in(shared: Shared) -> defaultdict[str, float]:
+    """Return what the slot's last process counted, by sample, over all labels; remove files that cannot be read."""
+    files = [*shared.directory.glob(f"*_{shared.slot}.db")]
+    families = _merged(files)
+    sums = defaultdict[str, float](float)
+    for family in families or ():
+        for sample in family.samples:
+            sums[sample.name] += sample.value
+    if families is None or not all(map(math.isfinite, sums.values())):
+        sums.clear()
+        for file in files:
+            with contextlib.suppress(OSError):
+                file.unlink()
+    return sums

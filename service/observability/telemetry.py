@@ -35,45 +35,6 @@ def is_counted(path: str) -> bool:
     return path not in _UNCOUNTED
 
 
-class LayerCounters:
-    """What this process has done for each layer since the last `take`; `wall_clock` is seconds since the epoch.
-
-    A request costs a few additions. Only answered requests count; successes and failures are separate.
-    """
-
-    def __init__(self, wall_clock: Callable[[], float] = time.time) -> None:
-        self._wall_clock = wall_clock
-        self._sums: dict[str, LayerTotals] = collections.defaultdict(LayerTotals)
-
-    def answered(self, record: RequestRecord, total_s: float) -> None:
-        """Count an answered request to a served layer, as a success or a failure."""
-        if record.layer is None:
-            return
-        done = self._sums[record.layer]
-        if record.status > _LAST_SUCCESS:
-            done.failures += 1
-            done.failure_s += total_s
-            return
-        done.successes += 1
-        done.success_s += total_s
-        done.decode_s += record.decode_s or 0.0
-        done.queue_s += record.queue_s or 0.0
-        done.compute_s += record.compute_s or 0.0
-        done.encode_s += record.encode_s or 0.0
-        done.last_answer_s = self._wall_clock()
-
-    def computed(self, layer: str, sequences: int) -> None:
-        """Count one forward pass of a layer."""
-        done = self._sums[layer]
-        done.batches += 1
-        done.sequences += sequences
-
-    def take(self) -> dict[str, LayerTotals]:
-        """Return the sums since the last `take` and start anew."""
-        sums, self._sums = self._sums, collections.defaultdict(LayerTotals)
-        return sums
-
-
 class Telemetry:
     """Receives all events of batching and the API; `now` is monotonic seconds."""
 
@@ -83,7 +44,8 @@ class Telemetry:
         self._log = get_logger()
         self._answered_at: dict[str, float] = {}
         self._sampled = 0.0, 0, 0  # seconds computed, filler rows and lost log lines at the last `sample`
-        self._counters = LayerCounters()
+        self._layers: dict[str, LayerTotals] = collections.defaultdict(LayerTotals)
+        """What each layer has done that the metrics do not have yet; a request costs a few additions."""
         self._tick = LoopTick(self.flush)
         self._num_received = 0
         self._num_in_flight = 0
@@ -106,7 +68,8 @@ class Telemetry:
         self._answered.append((record, total_s))
         self._num_in_flight -= 1
         self._tick.ask()
-        self._counters.answered(record, total_s)
+        if record.layer is not None:
+            _add(self._layers[record.layer], record, total_s)
         log_request(request_fields(record, total_s))
 
     def abandoned(self, record: RequestRecord, total_s: float) -> None:
@@ -144,7 +107,8 @@ class Telemetry:
         self._answered_at[layer] = self._now()
         if is_probe(lane):
             return  # no client requested it, so no metric may count it
-        self._counters.computed(layer, batch.sequences)
+        self._layers[layer].batches += 1
+        self._layers[layer].sequences += batch.sequences
         metrics.compute_seconds.labels(layer).observe_all([compute_s])
         metrics.batch_requests.observe_all([batch.requests])
         metrics.batch_sequences.observe_all([batch.sequences])
@@ -268,12 +232,12 @@ class Telemetry:
         num_jobs, num_bytes = self._queued
         metrics.queued_requests.set(num_jobs)
         metrics.queued_bytes.set(num_bytes)
-        if metrics.values is not None:
-            metrics.values.write()
+        metrics.values.write()
 
     def flush_layer_counters(self) -> None:
         """Add the layers' counters to the metrics now, not at the next heartbeat."""
-        self._metrics.add_layer_totals(self._counters.take())
+        self._metrics.add_layer_totals(self._layers)
+        self._layers.clear()
 
     def layer_totals(self) -> dict[str, LayerTotals]:
         """Return the totals of all processes; the others' are as old as their last heartbeat."""
@@ -282,26 +246,25 @@ class Telemetry:
     def close(self) -> None:
         """Write what was deferred, at the end of the process."""
         self.flush()
-        self._metrics.close()
+        self._metrics.values.close()
 
     def _count(self, answered: Sequence[tuple[RequestRecord, float]]) -> None:
-        total_s: dict[str, list[float]] = {}
-        queue_s: dict[str, list[float]] = {}
+        metrics = self._metrics
+        total_s: dict[tuple[str, int], list[float]] = collections.defaultdict(list)
+        queue_s: dict[str, list[float]] = collections.defaultdict(list)
         for record, seconds in answered:
-            total_s.setdefault(record.route, []).append(seconds)
+            total_s[record.route, record.status].append(seconds)
             if record.layer is not None and record.queue_s is not None:
-                queue_s.setdefault(record.layer, []).append(record.queue_s)
+                queue_s[record.layer].append(record.queue_s)
             if record.code is not None:
-                self._metrics.rejected.labels(record.code).inc()
-        numbers = collections.Counter((record.route, record.status) for record, _ in answered)
-        for (route, status), number in numbers.items():
-            self._metrics.requests.labels(route, str(status)).inc(number)
-        for route, times in total_s.items():
-            self._metrics.request_seconds.labels(route).observe_all(times)
+                metrics.rejected.labels(record.code).inc()
+            if record.masked_rows:
+                metrics.masked_rows.inc(record.masked_rows)
+        for (route, status), times in total_s.items():
+            metrics.requests.labels(route, str(status)).inc(len(times))
+            metrics.request_seconds.labels(route).observe_all(times)
         for layer, times in queue_s.items():
-            self._metrics.queue_seconds.labels(layer).observe_all(times)
-        if masked_rows := sum(record.masked_rows for record, _ in answered):
-            self._metrics.masked_rows.inc(masked_rows)
+            metrics.queue_seconds.labels(layer).observe_all(times)
 
 
 def is_probe(lane: Hashable) -> bool:
@@ -311,6 +274,21 @@ def is_probe(lane: Hashable) -> bool:
 def layer_of(lane: Hashable) -> str:
     assert isinstance(lane, tuple), "a lane begins with its layer. This is a bug."
     return str(lane[0])
+
+
+def _add(done: LayerTotals, record: RequestRecord, total_s: float) -> None:
+    """Add an answered request to what its layer has done; successes and failures are separate."""
+    if record.status > _LAST_SUCCESS:
+        done.failures += 1
+        done.failure_s += total_s
+        return
+    done.successes += 1
+    done.success_s += total_s
+    done.decode_s += record.decode_s or 0.0
+    done.queue_s += record.queue_s or 0.0
+    done.compute_s += record.compute_s or 0.0
+    done.encode_s += record.encode_s or 0.0
+    done.last_answer_s = time.time()
 
 
 def request_fields(record: RequestRecord, total_s: float) -> dict[str, str | float | None]:

@@ -26,7 +26,7 @@ from service.api.routes import LayerAnswer, LayerLimits, NumericsAnswer
 from service.api.shared_work import Throttle
 from service.attention.call import Answer
 from service.attention.engine import Engine, EngineOptions, LayerCall, fingerprint, pick_device
-from service.attention.heap import Heap
+from service.attention.heap import BUSY_GROWTH_BYTES, IDLE_GROWTH_BYTES, OVERLOAD_GROWTH_BYTES, Heap
 from service.attention.spec import LayerSpec
 from service.batching.batcher import Batcher
 from service.batching.decoding_queue import DecodingQueue
@@ -49,6 +49,8 @@ from service.worker.reconciler import Reconciler
 
 # How long a process waits at its end for a forward pass whose result no request needs any more.
 CLOSE_S = 1.0
+# How often an overloaded process looks at its heap between two heartbeats; with one look instead memory peaks 50 MiB higher.
+NUM_LOOKS = 4
 
 
 def _engine_options(settings: Settings) -> EngineOptions:
@@ -103,7 +105,7 @@ class Service:
         self.layer_requests = LayerRequests(
             lambda: self.catalog, self.batcher, bodies, context_limits(settings), time.monotonic
         )
-        self._memory = Heap()
+        self._heap = Heap()
         self.numerics = fingerprint(options)
         self.keys = None if settings.api_keys_file is None else KeyFile(settings.api_keys_file, telemetry)
         self._rollout = rollout = LayerRollout(registry, channel, telemetry, settings.layer_change_s)
@@ -233,10 +235,13 @@ class Service:
         while self.batcher.is_alive:
             await self.readiness.probe()
             self._heartbeat()
-            is_busy = bool(self.batcher.num_queued or self.batcher.num_running or self.layer_requests.intake.num_bytes)
-            await asyncio.to_thread(self._memory.give_back, is_busy=is_busy)
+            is_busy = self.batcher.num_queued or self.batcher.num_running or self.layer_requests.intake.num_bytes
+            await asyncio.to_thread(self._heap.give_back, BUSY_GROWTH_BYTES if is_busy else IDLE_GROWTH_BYTES)
             self._reconciler.check()
-            await self.batcher.ended_within(self.settings.heartbeat_s)
+            for _ in range(NUM_LOOKS):
+                await self.batcher.ended_within(self.settings.heartbeat_s / NUM_LOOKS)
+                if self.batcher.num_overloaded:
+                    await asyncio.to_thread(self._heap.give_back, OVERLOAD_GROWTH_BYTES)
         # This process can compute nothing any more: the supervisor replaces it.
         self._heartbeat()
         self._leave(EXIT_ENGINE_DOWN)

@@ -95,7 +95,7 @@ def test_uvicorns_server_goes_through_the_steps_that_our_server_overrides():
 
 
 def test_prometheus_client_makes_values_by_the_class_that_we_replace():
-    moved = "prometheus_client moved what service/observability/series.py replaces: "
+    moved = "prometheus_client moved what service/observability/metrics.py replaces: "
     assert hasattr(values, "MutexValue"), moved + "the class of values in memory"
     source = inspect.getsource(prometheus_client.metrics)
     assert "values.ValueClass(" in source, moved + "metrics no longer look values.ValueClass up when they are made"

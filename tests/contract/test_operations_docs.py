@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from service.observability.metrics import Metrics
+from tests.doubles import lone_metrics
 
 OPERATIONS = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
 
@@ -11,7 +11,7 @@ OPERATIONS = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(en
 def series_table() -> str:
     """What the page must say about series, made from the code."""
     rows = ["| series | kind | labels | meaning |", "| --- | --- | --- | --- |"]
-    for series in Metrics()._registry._collector_to_names:
+    for series in lone_metrics()._registry._collector_to_names:
         family = series.describe()[0]  # type: ignore[attr-defined]
         name = f"{family.name}_total" if family.type == "counter" else family.name
         labels = ", ".join(f"`{label}`" for label in series._labelnames)  # type: ignore[attr-defined]

@@ -1,5 +1,8 @@
 """The README and the page of settings are true; the README's commands are run by `tests/e2e/test_readme.py`."""
 
+import ast
+import inspect
+import itertools
 import re
 from pathlib import Path
 
@@ -11,8 +14,21 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 SETTINGS = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
 
 
+def meanings() -> dict[str, str]:
+    """The text under each field of the settings, on one line."""
+    (made,) = ast.parse(inspect.getsource(Settings)).body
+    assert isinstance(made, ast.ClassDef)
+    return {
+        field.target.id: " ".join(text.value.value.split())
+        for field, text in itertools.pairwise(made.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
+    }
+
+
 def settings_table() -> str:
     """The table of docs/settings.md, made from the code."""
+    meaning = meanings()
     rows = ["| variable | default | meaning |", "| --- | --- | --- |"]
     for name, field in Settings.model_fields.items():
         default = (
@@ -22,7 +38,7 @@ def settings_table() -> str:
             if isinstance(field.default, bool)
             else field.default
         )
-        rows.append(f"| `{ENV_PREFIX}{name.upper()}` | `{default}` | {field.description} |".replace("| `` |", "| |"))
+        rows.append(f"| `{ENV_PREFIX}{name.upper()}` | `{default}` | {meaning[name]} |".replace("| `` |", "| |"))
     return "\n".join(rows)
 
 

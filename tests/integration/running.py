@@ -19,11 +19,10 @@ from service.attention.engine import Engine
 from service.attention.spec import LayerSpec
 from service.errors import ServiceError
 from service.layers.store import Store, StoredLayer
-from service.observability.metrics import Metrics
 from service.observability.telemetry import Telemetry
 from service.settings import load_settings
 from service.worker.service import Service
-from tests.doubles import LocalChannel
+from tests.doubles import LocalChannel, lone_metrics
 from tests.receive_caller import without_transport
 
 ADMIN_KEY = "the-admins-own"
@@ -128,7 +127,8 @@ async def running(
         **{"layers_dir": directory / "layers", "device": "cpu", "workers": 1, "heartbeat_s": 0.02, **rollout}
     )
     refusals: list[str] = []
-    telemetry = Telemetry(Metrics(), time.monotonic)
+    metrics = await asyncio.to_thread(lone_metrics)  # it looks for files, before the loop of a real process starts
+    telemetry = Telemetry(metrics, time.monotonic)
 
     def leave(_: int) -> None:
         refusals.append(channel.status.start_error or str(service.why_not_ready()))

@@ -60,10 +60,10 @@ def measure(form: Form) -> Iterator[Row]:
 
 def plant() -> None:
     """What is lost stays lost."""
-    from service.observability.metrics import Metrics
+    from service.observability.shared_values import SharedValues
     from service.supervisor.run_directory import RunDirectory
 
-    Metrics.restore = RunDirectory.restore = lambda _: False  # type: ignore[method-assign, assignment]
+    SharedValues.restore = RunDirectory.restore = lambda _: False  # type: ignore[method-assign, assignment]
 
 
 def _count(form: Form) -> int:

@@ -10,9 +10,10 @@ import sys
 import numpy as np
 import pytest
 
-from service.attention.heap import BUSY_GROWTH_BYTES, GROWTH_BYTES, Heap, resident_bytes
+from service.attention.heap import Heap, resident_bytes
 
 MIB = 2**20
+IDLE, BUSY = 4 * MIB, 32 * MIB
 
 
 class Process:
@@ -20,7 +21,7 @@ class Process:
 
     def __init__(self) -> None:
         self.used, self.kept, self.num_trims = 300 * MIB, 0, 0
-        self.memory = Heap(lambda: self.used + self.kept, self._trim)
+        self.heap = Heap(lambda: self.used + self.kept, self._trim)
 
     def _trim(self) -> None:
         self.num_trims += 1
@@ -29,52 +30,52 @@ class Process:
 
 def test_freed_memory_is_returned_once_and_memory_in_use_is_the_new_baseline():
     process = Process()
-    process.memory.give_back()
+    process.heap.give_back(IDLE)
     assert process.num_trims == 1
     process.kept = 900 * MIB
     for _ in range(5):
-        process.memory.give_back()
+        process.heap.give_back(IDLE)
     assert (process.num_trims, process.kept) == (2, 0)
     process.used += 200 * MIB
     for _ in range(5):
-        process.memory.give_back()
+        process.heap.give_back(IDLE)
     assert process.num_trims == 3
-    process.kept = GROWTH_BYTES
-    process.memory.give_back()
+    process.kept = IDLE
+    process.heap.give_back(IDLE)
     assert process.num_trims == 3, "too little for a trim"
 
 
 def test_while_busy_only_large_amounts_are_returned():
     process = Process()
-    process.memory.give_back()
-    process.memory.give_back(is_busy=True)
-    process.kept = BUSY_GROWTH_BYTES
-    process.memory.give_back(is_busy=True)
+    process.heap.give_back(IDLE)
+    process.heap.give_back(BUSY)
+    process.kept = BUSY
+    process.heap.give_back(BUSY)
     assert process.num_trims == 2
     process.kept += MIB
     for _ in range(5):
-        process.memory.give_back(is_busy=True)
+        process.heap.give_back(BUSY)
     assert (process.num_trims, process.kept) == (3, 0)
 
 
 def test_memory_in_use_while_busy_is_not_a_baseline():
     process = Process()
-    process.memory.give_back()
+    process.heap.give_back(IDLE)
     process.used += 500 * MIB
-    process.memory.give_back(is_busy=True)
+    process.heap.give_back(BUSY)
     process.used, process.kept = process.used - 500 * MIB, 500 * MIB
-    process.memory.give_back()
+    process.heap.give_back(IDLE)
     assert process.kept == 0
 
 
 def test_the_baseline_falls_with_the_memory_in_use():
     process = Process()
     process.used = 800 * MIB
-    process.memory.give_back()
+    process.heap.give_back(IDLE)
     process.used = 300 * MIB
-    process.memory.give_back()
+    process.heap.give_back(IDLE)
     process.kept = 100 * MIB
-    process.memory.give_back()
+    process.heap.give_back(IDLE)
     assert process.kept == 0
 
 
@@ -103,7 +104,7 @@ def test_this_process_is_measured_and_trimmed():
     block = np.ones(8 * MIB, np.float64)
     assert resident_bytes() > before + 32 * MIB
     del block
-    Heap().give_back()
+    Heap().give_back(IDLE)
     assert resident_bytes() < before + 48 * MIB
 
 

@@ -9,9 +9,9 @@ import sys
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from service.observability.metrics import Metrics
-from service.observability.series import TIME_BUCKETS
+from service.observability.metrics import TIME_BUCKETS
 from service.observability.shared_values import KINDS, RESERVED_BYTES
+from tests.doubles import lone_metrics
 
 ROUTE = "/v1/layers/{layer}/attend"
 
@@ -33,7 +33,7 @@ def test_times_begin_at_a_hundred_microseconds_and_end_above_the_longest_default
 
 
 def test_every_series_has_our_prefix_and_its_unit():
-    names = {name for name, _ in samples(Metrics().render())}
+    names = {name for name, _ in samples(lone_metrics().render())}
     assert all(name.startswith("attention_") for name in names)
     assert not any(name.endswith("_created") for name in names)
 
@@ -73,7 +73,7 @@ from tests.unit.observability.test_metrics import busy
 metrics = Metrics(Shared(Path(sys.argv[1]), int(sys.argv[2])))
 exec(sys.argv[3])
 sys.stdout.buffer.write(metrics.render())
-metrics.close()
+metrics.values.close()
 """
 
 
@@ -194,22 +194,22 @@ def test_every_file_of_a_process_has_its_space_before_it_is_written_to(tmp_path)
 
 WITHOUT_SPACE = """
 import resource
-metrics.close()
+metrics.values.close()
 limit, most = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, (2**10, most))
 metrics = Metrics(Shared(Path(sys.argv[1]), 7))
 metrics.received.inc()
 assert b"attention_received_total 1.0" in metrics.render(), "for itself alone"
 try:
-    metrics.restore()
+    metrics.values.restore()
 except OSError as error:
     assert error.strerror == "File too large"
 else:
     raise AssertionError("there is no space")
 assert not list(Path(sys.argv[1]).glob("*_7.db")), "nothing half made takes space from others"
 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
-assert metrics.restore()
-assert not metrics.restore()
+assert metrics.values.restore()
+assert not metrics.values.restore()
 metrics.received.inc()
 """
 
@@ -226,17 +226,17 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (2**19, most))
 for layer in range(200):
     metrics.load_seconds.labels(f"layer-{layer}").set(0.5)
     metrics.queue_seconds.labels(f"layer-{layer}")
-assert not metrics.restore()
+assert not metrics.values.restore()
 assert b'layer_load_seconds{layer="layer-199"} 0.5' in metrics.render()
 Path(sys.argv[1], "counter_0.db").unlink()
 try:
-    metrics.restore()
+    metrics.values.restore()
 except OSError:
     assert b'queue_seconds_sum{layer="layer-199"} 0.0' in metrics.render(), "this process has them all"
 else:
     raise AssertionError("there is no space for all of them")
 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
-assert metrics.restore()
+assert metrics.values.restore()
 """
 
 
@@ -269,8 +269,8 @@ for loss in (
     loss()
     assert shown() == whole, "what this process has"
     directory.mkdir(exist_ok=True)
-    assert metrics.restore()
-    assert not metrics.restore()
+    assert metrics.values.restore()
+    assert not metrics.values.restore()
     assert shown() == whole
 metrics.received.inc()
 """

@@ -12,8 +12,8 @@ from service.api.outer_middleware import RequestRecord
 from service.attention.engine import Fingerprint
 from service.batching.job import BatchInfo
 from service.errors import LayerError
-from service.observability.metrics import Metrics
 from service.observability.telemetry import Telemetry, is_counted
+from tests.doubles import lone_metrics
 from tests.unit.observability.test_metrics import ROUTE, samples
 
 LANE = ("minilm-l0", "sha256:0", "light")
@@ -24,7 +24,7 @@ class Readable:
     """Telemetry whose series a test can read by name."""
 
     def __init__(self):
-        self.telemetry = Telemetry(Metrics(), time.monotonic)
+        self.telemetry = Telemetry(lone_metrics(), time.monotonic)
 
     def value(self, name, **labels):
         return samples(self.telemetry.render()).get((f"attention_{name}", tuple(sorted(labels.items()))))
@@ -207,7 +207,7 @@ COUNTED = {"received": 3, "requests": 1, "cancelled": 1}
 
 def test_requests_of_a_loop_tick_are_counted_once_at_its_end_or_at_a_read():
     async def story():
-        telemetry = Telemetry(Metrics(), time.monotonic)
+        telemetry = Telemetry(lone_metrics(), time.monotonic)
         receive_and_end(telemetry)
         assert set(received_and_ended(telemetry).values()) == {0}
         telemetry.flush()
@@ -222,7 +222,7 @@ def test_requests_of_a_loop_tick_are_counted_once_at_its_end_or_at_a_read():
 
 
 def test_requests_of_an_unfinished_loop_tick_are_counted_at_the_end_of_the_process():
-    telemetry = Telemetry(Metrics(), time.monotonic)
+    telemetry = Telemetry(lone_metrics(), time.monotonic)
 
     async def story():
         receive_and_end(telemetry)

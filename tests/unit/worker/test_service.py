@@ -1,4 +1,7 @@
-"""Service: a process whose engine goes down or hangs while layers are loaded leaves like one in which a batch does so."""
+"""Service: a process whose engine goes down or hangs while layers are loaded leaves like one in which a batch does so.
+
+And in an overload it trims its heap sooner and more often.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +21,17 @@ import torch
 from service.attention import self_check
 from service.attention.call import AttentionCall
 from service.attention.engine import Engine, LayerCall
+from service.attention.heap import IDLE_GROWTH_BYTES, OVERLOAD_GROWTH_BYTES, Heap
+from service.batching.batcher import Batcher
 from service.batching.engine_protocol import STUCK_CHECKS
 from service.batching.job import Cost
 from service.errors import Draining, EngineDown
 from service.layers.store import Store
-from service.observability.metrics import Metrics
 from service.observability.telemetry import Telemetry
 from service.settings import load_settings
 from service.supervisor.supervisor import EXIT_ENGINE_DOWN, EXIT_FAILED, EXIT_REFUSED
 from service.worker.service import Service, watch_loads
-from tests.doubles import LocalChannel, turns
+from tests.doubles import LocalChannel, lone_metrics, turns
 from tests.unit.layers.checkpoints import stored
 
 DOWN = EngineDown("the device failed")
@@ -50,7 +54,7 @@ class Recording(Telemetry):
     """Records why the process ends."""
 
     def __init__(self) -> None:
-        super().__init__(Metrics(), time.monotonic)
+        super().__init__(lone_metrics(), time.monotonic)
         self.events: list[tuple[str, BaseException | None]] = []
 
     def died(self, num_jobs: int, error: BaseException | None) -> None:
@@ -260,5 +264,33 @@ def test_an_internal_fault_of_a_task_has_the_process_replaced(tmp_path, monkeypa
             assert exit_code == EXIT_FAILED
             assert process.service.why_not_ready() == "an internal fault"
             assert process.telemetry.events == [("main_task_failed", fault)]
+
+    asyncio.run(story())
+
+
+class RecordingHeap(Heap):
+    """Trims nothing; `called(growth)` waits until it was asked to with this growth."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._loop = asyncio.get_running_loop()
+        self._growths: asyncio.Queue[int] = asyncio.Queue()
+
+    def give_back(self, growth_bytes: int) -> None:
+        self._loop.call_soon_threadsafe(self._growths.put_nowait, growth_bytes)
+
+    async def called(self, growth_bytes: int) -> None:
+        async with asyncio.timeout(10):
+            while await self._growths.get() != growth_bytes:
+                pass
+
+
+def test_the_heap_is_trimmed_when_idle_and_in_an_overload(tmp_path, monkeypatch):
+    async def story() -> None:
+        async with started(tmp_path) as process:
+            process.service._heap = heap = RecordingHeap()
+            await heap.called(IDLE_GROWTH_BYTES)
+            monkeypatch.setattr(Batcher, "num_overloaded", 1)
+            await heap.called(OVERLOAD_GROWTH_BYTES)
 
     asyncio.run(story())

@@ -1,4 +1,4 @@
-"""Series: a histogram that observes many values at once equals the library's, which observes them one by one."""
+"""Histogram: many observations at once equal those of the library, which makes them one by one."""
 
 from hypothesis import given
 from hypothesis import strategies as st
