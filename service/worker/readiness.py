@@ -188,4 +188,4 @@ def _probe(model: Served) -> tuple[LayerCall, Cost]:
     spec = model.spec
     query, key, value = (torch.zeros(1, 1, width) for width in (spec.query_width, spec.key_width, spec.value_width))
     work = flops(spec, Sizes(1, spec.num_heads, 1, 1), None, None)
-    return LayerCall(model.loaded, Call(model.name, query, key, value)), cost._replace(cells=spec.num_heads, flops=work)
+    return LayerCall(model.loaded, Call(query, key, value)), cost._replace(cells=spec.num_heads, flops=work)
