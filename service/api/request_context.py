@@ -17,7 +17,7 @@ import asyncio
 import dataclasses
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import torch
 
@@ -31,7 +31,7 @@ from service.batching.batcher import Batcher
 from service.batching.decoding_queue import DecodingQueue
 from service.batching.job import NOTHING, Cost
 from service.batching.policy import BatchLimits, size_class
-from service.errors import CostLimit, DeadlineExceeded, Draining, InvalidInput, QueueFull
+from service.errors import CostLimit, DeadlineExceeded, Draining, InvalidInput, NotReady, QueueFull
 from service.http.asgi import CALLER, KEY_DIGEST, ClientGone, Scope, Send
 from service.http.cycle import Cycle
 from service.http.request_parser import HeaderFields, fields_of
@@ -313,18 +313,26 @@ def _asked_timeout_s(fields: HeaderFields) -> float | None:
     return float(asked) / 1000 if asked.isdigit() else 0.0  # infinite if it has very many digits
 
 
+class Layers(Protocol):
+    """Knows the served layers (`worker/layer_registry.py`); None until they are loaded."""
+
+    catalog: Catalog | None
+
+
 class LayerRequests:
-    """What all requests of a process share. `catalog` returns the layers that are served now, or raises NotReady."""
+    """What all requests of a process share. `not_loaded` returns why `layers` has no catalog yet."""
 
     def __init__(
         self,
-        catalog: Callable[[], Catalog],
+        layers: Layers,
+        not_loaded: Callable[[], str],
         batcher: Batcher[LayerCall, Answer],
         bodies: DecodingQueue,
         limits: RequestContextLimits,
         now: Callable[[], float],
     ) -> None:
-        self.catalog = catalog
+        self._layers = layers
+        self._not_loaded = not_loaded
         self.batcher = batcher
         self.bodies = bodies
         self.limits = limits
@@ -336,6 +344,12 @@ class LayerRequests:
         self.is_closed = False
         self.opened: set[RequestContext] = set()
         self._bytes_each: dict[tuple[str, bool], float] = {}
+
+    def catalog(self) -> Catalog:
+        """Return the layers that are served now; raise NotReady until all are loaded and checked."""
+        if self._layers.catalog is None:
+            raise NotReady(self._not_loaded())
+        return self._layers.catalog
 
     def bytes_each(self, model: str, is_binary: bool) -> float:
         """Return how many bytes one number took in the last bodies for this model, binary or text."""

@@ -59,7 +59,7 @@ class Setup:
         nothing: Any = None
         self.bodies = DecodingQueue(self.clock, standing_wait_s=0.1)
         self.batcher = idle_batcher()
-        self.layer_requests = LayerRequests(nothing, self.batcher, self.bodies, limits, self.clock.now)
+        self.layer_requests = LayerRequests(nothing, str, self.batcher, self.bodies, limits, self.clock.now)
 
     async def context(self, num_bytes: int, **headers: str) -> tuple[RequestContext, asyncio.Queue[dict[str, Any]]]:
         """Return a context whose body has been read, and the messages of its connection."""
