@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncIterator
 
 from fastapi import FastAPI
-from opentelemetry.trace import Tracer
 from starlette.routing import Route
 
 from service import __version__
@@ -19,13 +18,14 @@ from service.api.openapi.pages import RootForBrowsers, make_docs_router
 from service.api.outer_middleware import OuterMiddleware, raise_again
 from service.api.routes import make_router
 from service.http.asgi import Application
-from service.limits import cors_origins, hosts, rate_limiter
+from service.limits import hosts, rate_limiter
 from service.observability.tracing import RequestSpans
+from service.settings import listed
 from service.worker.service import Service
 
 
-def build(service: Service, tracer: Tracer | None = None) -> OuterMiddleware:
-    """Return the ASGI application of a service; with a `tracer`, requests are spans."""
+def build(service: Service) -> OuterMiddleware:
+    """Return the ASGI application of a service; with a tracer, requests are spans."""
     settings, keys, app = service.settings, service.keys, _application(service)
     access = Access(
         None if keys is None else lambda: keys.ring,
@@ -50,12 +50,12 @@ def build(service: Service, tracer: Tracer | None = None) -> OuterMiddleware:
     # FastAPI builds an included router's routes at its first match, 10 ms each. Match here, before requests wait.
     for route in app.router.routes:
         route.matches({"type": "http", "method": "GET", "path": "/", "root_path": "", "headers": []})
-    origins = cors_origins(settings)
+    origins, tracer = listed(settings.cors_origins), service.telemetry.tracer
 
     def around(inside: Application) -> Application:
         if origins:
             inside = CrossOrigin(inside, origins)
-        return inside if tracer is None else RequestSpans(tracer).around(inside)
+        return inside if tracer is None else RequestSpans(inside, tracer)
 
     return OuterMiddleware(app, app.router.routes, service.telemetry, time.monotonic, hot, access, around)
 

@@ -16,7 +16,7 @@ from service.batching.engine_protocol import ComputeLimits
 from service.batching.policy import BatchLimits
 from service.http.connection import ConnectionLimits
 from service.http.request_parser import HeadLimits
-from service.settings import Settings, is_loopback
+from service.settings import Settings, is_loopback, listed
 from service.supervisor.descriptors import max_connections
 from service.wire.attend_request import RequestLimits
 
@@ -59,20 +59,12 @@ def rate_limiter(settings: Settings) -> Limiter | None:
     return Limiter(rate_per_s, settings.rate_burst or math.ceil(rate_per_s), time.monotonic) if rate_per_s else None
 
 
-def cors_origins(settings: Settings) -> tuple[str, ...]:
-    return _listed(settings.cors_origins)
-
-
 def hosts(settings: Settings) -> Hosts | None:
     """Return None if a request may name any host."""
-    names = _listed(settings.allowed_hosts)
+    names = listed(settings.allowed_hosts)
     if names:
         return None if "*" in names else Hosts(names)
     return Hosts() if settings.api_keys_file is None and is_loopback(settings.host) else None
-
-
-def _listed(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def context_limits(settings: Settings) -> RequestContextLimits:
@@ -100,9 +92,9 @@ def context_limits(settings: Settings) -> RequestContextLimits:
 
 def _intake_bytes(settings: Settings) -> int:
     """Return the bytes of bodies that may be received and not decoded yet."""
-    # Bodies are decoded as fast as they arrive, or refused, so a quarter of the engine's queue is enough. While the service is
-    # idle, a body of the largest size must fit, compressed and decompressed.
-    return max(settings.queue_bytes // 4, 4 * settings.max_body_bytes)
+    # Bodies are decoded as fast as they arrive, or refused, so a quarter of the queue is enough. Four of the largest size
+    # must fit, and smaller ones beside them: no request holds more than it leaves free.
+    return max(settings.queue_bytes // 4, 5 * settings.max_body_bytes)
 
 
 def transport_limits(settings: Settings) -> ConnectionLimits:

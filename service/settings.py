@@ -32,9 +32,14 @@ Timeout = Annotated[float, Field(gt=0, le=3600)]
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9.\[\]:_-]+")
 
 
+def listed(value: str) -> tuple[str, ...]:
+    """Return what stands between commas, without spaces around it and without empty parts."""
+    return tuple(part.strip() for part in value.split(",") if part.strip())
+
+
 def _checked_origins(value: str) -> str:
-    origins = [origin.strip() for origin in value.split(",") if origin.strip()]
-    if origins != ["*"] and not all(map(_ORIGIN.fullmatch, origins)):
+    origins = listed(value)
+    if origins != ("*",) and not all(map(_ORIGIN.fullmatch, origins)):
         raise ValueError("must be * or origins like https://app.example:8443, in lower case, without a path or a slash")
     return value
 
@@ -43,7 +48,7 @@ _HOST_NAME = re.compile(r"\*|(?:\*?\.)?[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*\.?")
 
 
 def _checked_hosts(value: str) -> str:
-    names = [name.strip() for name in value.split(",") if name.strip()]
+    names = listed(value)
     if not all(map(_is_host, names)) or (value and not names):
         raise ValueError(
             "must be * or hosts like api.example, *.example.com, 192.0.2.7 or [::1], without a scheme or a port"

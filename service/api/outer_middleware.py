@@ -28,6 +28,7 @@ from service.http.request_parser import fields_of
 # A client's request id that is safe in a header and a log line; any other is replaced.
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _RECORD = "attention.record"
+_UNCOUNTED = frozenset({"/metrics", "/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
 
 
 @dataclasses.dataclass(slots=True)
@@ -57,6 +58,11 @@ class RequestRecord:
     encode_s: float | None = None
     batch: BatchInfo | None = None
     is_document: bool = False  # the answer is one of `openapi/pages.py`
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether this request is counted; health checks and scrapes, which come every few seconds, are not."""
+        return self.path not in _UNCOUNTED
 
 
 def start_record(scope: Scope, now: float) -> RequestRecord:

@@ -94,13 +94,17 @@ class Reservation:
         self._num_bytes = 0
 
     def grow(self, num_bytes: int) -> None:
-        """Reserve `num_bytes` more; raise QueueFull, and reserve nothing, if they do not fit."""
+        """Reserve `num_bytes` more; raise QueueFull if they do not fit.
+
+        Then free the request's other bytes at once, or large bodies that arrive together would all be refused.
+        """
         budget = self._budget
         own = self._num_bytes if self._caller is None else budget.by_caller.get(self._caller, 0)
         if num_bytes and own + num_bytes > budget.max_bytes - budget.num_bytes - num_bytes:
+            held = budget.num_bytes
+            self.release()
             raise QueueFull(
-                f"{budget.num_bytes:,} of at most {budget.max_bytes:,} bytes of {budget.words}; "
-                "this request does not fit beside them"
+                f"{held:,} of at most {budget.max_bytes:,} bytes of {budget.words}; this request does not fit beside them"
             )
         self._add(num_bytes)
 

@@ -182,11 +182,9 @@ def _run(settings: Settings, port: int, slot: int, descriptor: int, run_dir: Pat
     with contextlib.suppress(OSError):  # the first heartbeat reports it
         run.restore()
     metrics = Metrics(Shared(run.metrics, slot))
-    telemetry = Telemetry(metrics, time.monotonic)
+    telemetry = Telemetry(metrics, time.monotonic, None if export is None else export.tracer)
     try:
-        server = _server(
-            settings, listener, telemetry, channel, export, lambda: any([run.restore(), metrics.values.restore()])
-        )
+        server = _server(settings, listener, telemetry, channel, lambda: any([run.restore(), metrics.values.restore()]))
     except ServiceError as error:
         channel.report(start_error=error.message)
         return EXIT_REFUSED
@@ -213,7 +211,6 @@ def _server(
     listener: socket.socket,
     telemetry: Telemetry,
     channel: ControlChannel,
-    export: TraceExport | None,
     restore: Callable[[], bool],
 ) -> Server:
     """Build the service and the server around it; raises ServiceError if the settings cannot be served."""
@@ -225,12 +222,9 @@ def _server(
     def leave(exit_code: int) -> None:
         server.leave(exit_code)
 
-    tracer = None if export is None else export.tracer
-    service = Service(settings, telemetry, channel, leave, tracer=tracer, restore=restore)
+    service = Service(settings, telemetry, channel, leave, restore=restore)
     times = dict(delay_s=settings.drain_delay_s, grace_s=settings.shutdown_grace_s)
-    server = Server(
-        build(service, tracer), service, listener, transport_limits(settings), **times, tls=_tls_files(settings)
-    )
+    server = Server(build(service), service, listener, transport_limits(settings), **times, tls=_tls_files(settings))
     channel.ended = server.supervisor_ended
     service.readiness.joined = server.rebalance
     return server

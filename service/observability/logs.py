@@ -10,46 +10,38 @@ request's line costs 4 to 8 µs, and the write to a pipe 8 µs.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from typing import Any, Protocol
+from typing import Any, TextIO
 
 import orjson
 
 from service import __version__
-from service.loop_time import LoopTick
+from service.loop_time import Clock, Handle, LoopClock, LoopTick
 from service.observability.line_writer import LineWriter, timestamp
 
-# structlog imports rich if it is installed, to colour a terminal. Only the command line needs it; it costs a process 4 MB.
-_hides_rich = "rich" not in sys.modules
-if _hides_rich:
-    sys.modules["rich"] = None  # type: ignore[assignment]  # Python's mark of a module that cannot be imported
+# structlog imports rich if it is installed, to colour a terminal. Only the command line needs it; it costs a process 4 MB. None
+# is Python's mark of a module that cannot be imported.
+sys.modules.setdefault("rich", None)  # type: ignore[arg-type]
 import structlog  # noqa: E402
 from structlog.typing import FilteringBoundLogger  # noqa: E402
 
-if _hides_rich:
+if not sys.modules["rich"]:
     del sys.modules["rich"]
 
 MAX_LINE_BYTES = 4096  # PIPE_BUF on Linux
 MAX_TEXT_CHARS = 256
-MAX_TRACE_CHARS = 2800
+MAX_TRACE_BYTES = 2800
 # In a window at most this many refusals of one kind have lines of their own; more are a flood.
 REFUSAL_LINES = 100
 REFUSAL_WINDOW_S = 1.0
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 
 
-class Stream(Protocol):
-    """The target of log lines: a LineWriter, or a text file in tests."""
-
-    def write(self, text: str, /) -> object: ...
-
-
-def configure_logs(level: str, stream: Stream | None = None, *, worker: int | None = None) -> None:
+def configure_logs(level: str, stream: LineWriter | TextIO | None = None, *, worker: int | None = None) -> None:
     """Configure logs once per process, before its first line; `stream` is stdout except in tests.
 
     Every line carries the number of the `worker`.
@@ -99,16 +91,12 @@ def finish_logs() -> None:
 class _Lines:
     """The output of structlog; joins lines, up to MAX_LINE_BYTES, into one write."""
 
-    def __init__(self, stream: Stream, level: int) -> None:
+    def __init__(self, stream: LineWriter | TextIO, level: int) -> None:
         self.level = level
         self._stream = stream
-        self._refusals = RefusalLimit(time.monotonic, _call_later, self._suppressed)
+        self._refusals = RefusalLimit(LoopClock(), self._suppressed)
         self._deferred: list[tuple[int, Mapping[str, Any]]] = []
-        self._tick = LoopTick(self._write_deferred)
-
-    def msg(self, line: str) -> None:
-        self._write_deferred()
-        self._write([line])
+        self._tick = LoopTick(self.write)
 
     def defer(self, fields: Mapping[str, Any]) -> None:
         """Defer a line to the end of the loop tick: lines made one after another cost half of what each costs alone."""
@@ -121,22 +109,21 @@ class _Lines:
 
     def finish(self) -> None:
         self._refusals.close()
-        self._write_deferred()
+        self.write()
 
     def _suppressed(self, kind: RefusalKind, count: int) -> None:
         route, status, code = kind
         get_logger().info("refusals_suppressed", route=route, status=status, code=code, count=count)
 
-    def _write_deferred(self) -> None:
-        lines, self._deferred = self._deferred, []
-        self._write([_line("info", "request", fields.items(), at_ns) for at_ns, fields in lines])
-
-    def _write(self, lines: Iterable[str]) -> None:
+    def write(self, *later: str) -> None:
+        """Write the deferred lines, and then those."""
+        deferred, self._deferred = self._deferred, []
+        lines = [_line("info", "request", fields.items(), at_ns) for at_ns, fields in deferred]
         with contextlib.suppress(OSError, ValueError):
-            for chunk in _chunks(lines):
+            for chunk in _chunks([*lines, *later]):
                 self._stream.write(chunk)
 
-    debug = info = warning = warn = error = critical = exception = log = msg
+    debug = info = warning = warn = error = critical = exception = log = msg = write
 
 
 RefusalKind = tuple[str, int, str]
@@ -147,27 +134,20 @@ class RefusalLimit:
     """Limits the lines of identical refusals; `report` gets the number of those without a line, once per window and kind.
 
     In a window the first REFUSAL_LINES of each kind have a line. If there are more, the kind has no line in the next windows,
-    until one of them has at most REFUSAL_LINES. `now` is monotonic seconds. `call_later` is called only if there is something to
-    report.
+    until one of them has at most REFUSAL_LINES. The clock calls back only if there is something to report.
     """
 
-    def __init__(
-        self,
-        now: Callable[[], float],
-        call_later: Callable[[float, Callable[[], None]], object],
-        report: Callable[[RefusalKind, int], object],
-    ) -> None:
-        self._now = now
-        self._call_later = call_later
+    def __init__(self, clock: Clock, report: Callable[[RefusalKind, int], object]) -> None:
+        self._clock = clock
         self._report = report
         self._counts: dict[RefusalKind, int] = {}
         self._floods: frozenset[RefusalKind] = frozenset()
         self._ends_at = float("-inf")
-        self._is_scheduled = False
+        self._timer: Handle | None = None
 
     def admits(self, kind: RefusalKind) -> bool:
         """Count this refusal; return whether it has a line of its own."""
-        now = self._now()
+        now = self._clock.now()
         if now >= self._ends_at:
             self.close()
             if now >= self._ends_at + REFUSAL_WINDOW_S:
@@ -176,9 +156,8 @@ class RefusalLimit:
         count = self._counts[kind] = self._counts.get(kind, 0) + 1
         if count <= self._limit(kind):
             return True
-        if not self._is_scheduled:
-            self._is_scheduled = True
-            self._call_later(self._ends_at - now, self._check)
+        if self._timer is None:
+            self._start_timer()
         return False
 
     def close(self) -> None:
@@ -194,18 +173,16 @@ class RefusalLimit:
     def _limit(self, kind: RefusalKind) -> int:
         return 0 if kind in self._floods else REFUSAL_LINES
 
-    def _check(self) -> None:
-        left_s = self._ends_at - self._now()
-        if left_s > 0:  # the timer is coarse, or another window has begun
-            self._call_later(left_s, self._check)
+    def _start_timer(self) -> None:
+        with contextlib.suppress(RuntimeError):  # no loop: the next refusal reports
+            self._timer = self._clock.call_at(self._ends_at, self._time_out)
+
+    def _time_out(self) -> None:
+        self._timer = None
+        if self._clock.now() < self._ends_at:  # another window has begun
+            self._start_timer()
         else:
-            self._is_scheduled = False
             self.close()
-
-
-def _call_later(delay_s: float, call: Callable[[], None]) -> None:
-    with contextlib.suppress(RuntimeError):  # no loop: the next refusal reports
-        asyncio.get_running_loop().call_later(delay_s, call)
 
 
 def _chunks(lines: Iterable[str]) -> Iterator[str]:
@@ -259,12 +236,14 @@ def _line(level: str, event: str, fields: Iterable[tuple[str, Any]], at_ns: int)
     line = _dumps(head)
     if len(line) >= MAX_LINE_BYTES:
         line = _dumps({name: _shortened(value) for name, value in list(head.items())[:20]} | {"truncated": True})
-    return line + "\n"
+    return line.decode() + "\n"
 
 
 def _truncated(name: str, value: str) -> str:
     """Cut a text: keep the end of a traceback, and the start of any other text, because these say most."""
-    return value[-MAX_TRACE_CHARS:] if name == "exception" else value[:MAX_TEXT_CHARS] + "…"
+    if name == "exception":
+        return value.encode(errors="replace")[-MAX_TRACE_BYTES:].decode(errors="ignore")
+    return value[:MAX_TEXT_CHARS] + "…"
 
 
 def _shortened(value: Any) -> Any:
@@ -274,13 +253,13 @@ def _shortened(value: Any) -> Any:
     return str(value)[:60].encode("unicode_escape").decode("ascii")[:60]
 
 
-def _dumps(line: dict[str, Any]) -> str:
+def _dumps(line: dict[str, Any]) -> bytes:
     try:
-        return orjson.dumps(line, default=_ascii).decode()
+        return orjson.dumps(line, default=_ascii)
     except (TypeError, ValueError):
         # orjson refuses a lone surrogate or an integer beyond 64 bits: write them as text.
-        return orjson.dumps({str(name): _ascii(value) for name, value in line.items()}).decode()
+        return orjson.dumps({str(name): _ascii(value) for name, value in line.items()})
 
 
 def _ascii(value: Any) -> str:
-    return str(value)[:MAX_TRACE_CHARS].encode("ascii", "backslashreplace").decode("ascii")
+    return str(value)[:MAX_TRACE_BYTES].encode("ascii", "backslashreplace").decode("ascii")

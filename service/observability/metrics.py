@@ -32,8 +32,6 @@ PREFIX = "attention"
 # A request takes from 0.1 ms (one token) to seconds (the largest request, a full queue): 100 µs to 13.1 s by doubling.
 TIME_BUCKETS = tuple(1e-4 * 2**power for power in range(18))
 SIZE_BUCKETS = tuple(float(2**power) for power in range(18))
-# The `stage` of requests that were in flight in a process that died.
-KILLED = "killed"
 
 # The counter of each field of LayerTotals and, beside the layer, the value of its label.
 _COUNTERS: dict[str, tuple[str, ...]] = {
@@ -72,7 +70,7 @@ class Metrics(Collector):
         self._make_batch_series()
         self._make_layer_series()
         self._make_process_series()
-        self.cancelled.labels(KILLED).inc(unanswered)
+        self.cancelled.labels("killed").inc(unanswered)
         self.replacements.inc(is_replacement)
 
     def _make_request_series(self) -> None:
@@ -221,7 +219,7 @@ class Metrics(Collector):
     def layer_totals(self) -> dict[str, LayerTotals]:
         """Return what layers have done since the start, over all processes, from their first answer on.
 
-        It reads the files of all processes, so call it in a thread.
+        Other processes' are as old as their last heartbeat. It reads the files of all processes, so call it in a thread.
         """
         samples = [sample for family in self.families() for sample in family.samples]
         answered = f"{PREFIX}_layer_requests_total"

@@ -1,9 +1,9 @@
-"""Telemetry: turns events of the API, batching, layers and the engine into metrics, layer counters and log lines.
+"""Telemetry: turns events of the API, batching, layers and the engine into metrics, log lines and spans of batches.
 
-Invariants: Each request is counted once, refusals too. Health checks and scrapes are not counted (`is_counted`). A request's line
-and its count come from the same record, so they agree. Series that every request changes are updated once a loop tick: a call of
-prometheus_client takes as long as ten calls of our own. The time of each layer's last answer is kept here, because readiness
-depends on it.
+Invariants: Each request is counted once, refusals too. Health checks and scrapes are not counted (`RequestRecord.is_counted`). A
+request's line and its count come from the same record, so they agree. Series that every request changes are updated once a loop
+tick: a call of prometheus_client takes as long as ten calls of our own. The time of each layer's last answer is kept here,
+because readiness depends on it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 import collections
 import time
 from collections.abc import Callable, Hashable, Sequence
+
+from opentelemetry.trace import Tracer
 
 from service import __version__
 from service.api.auth.key_ring import KeyRing, KeysError, Role
@@ -23,23 +25,19 @@ from service.layer_totals import LayerTotals
 from service.loop_time import LoopTick
 from service.observability.logs import get_logger, log_request, num_dropped_lines
 from service.observability.metrics import Metrics
+from service.observability.tracing import record_batch
 
 _LAST_SUCCESS = 299
 # The last element of a probe's lane.
 PROBE = "probe"
-_UNCOUNTED = frozenset({"/metrics", "/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
-
-
-def is_counted(path: str) -> bool:
-    """Return whether requests to this path are counted; health checks and scrapes, which come every few seconds, are not."""
-    return path not in _UNCOUNTED
 
 
 class Telemetry:
-    """Receives all events of batching and the API; `now` is monotonic seconds."""
+    """Receives all events of batching and the API; `now` is monotonic seconds. With a `tracer`, batches are spans."""
 
-    def __init__(self, metrics: Metrics, now: Callable[[], float]) -> None:
-        self._metrics = metrics
+    def __init__(self, metrics: Metrics, now: Callable[[], float], tracer: Tracer | None = None) -> None:
+        self.metrics = metrics
+        self.tracer = tracer
         self._now = now
         self._log = get_logger()
         self._answered_at: dict[str, float] = {}
@@ -56,14 +54,14 @@ class Telemetry:
     # Events of the API.
 
     def received(self, record: RequestRecord) -> None:
-        if not is_counted(record.path):
+        if not record.is_counted:
             return
         self._num_received += 1
         self._num_in_flight += 1
         self._tick.ask()
 
     def answered(self, record: RequestRecord, total_s: float) -> None:
-        if not is_counted(record.path):
+        if not record.is_counted:
             return
         self._answered.append((record, total_s))
         self._num_in_flight -= 1
@@ -74,7 +72,7 @@ class Telemetry:
 
     def abandoned(self, record: RequestRecord, total_s: float) -> None:
         """Count a request whose client disconnected before the answer, by its stage (receiving, decoding, queued, sending)."""
-        if not is_counted(record.path):
+        if not record.is_counted:
             return
         self._cancelled.append(record.stage)
         self._num_in_flight -= 1
@@ -86,11 +84,11 @@ class Telemetry:
         self._log.error("fault", request_id=record.request_id, route=record.route, exc_info=error)
 
     def keys_taken(self, ring: KeyRing) -> None:
-        self._metrics.keys_stale.set(0)
+        self.metrics.keys_stale.set(0)
         self._log.info("api_keys_reloaded", infer=ring.count(Role.INFER), admin=ring.count(Role.ADMIN))
 
     def keys_refused(self, error: KeysError) -> None:
-        self._metrics.keys_stale.set(1)
+        self.metrics.keys_stale.set(1)
         self._log.error("api_keys_refused", reason=error.message, effect="the earlier keys stay in force")
 
     # Events of batching.
@@ -100,12 +98,12 @@ class Telemetry:
         self._tick.ask()
 
     def overload_changed(self, *, is_overloaded: bool) -> None:
-        self._metrics.queue_standing.set(is_overloaded)
+        self.metrics.queue_standing.set(is_overloaded)
 
     def batch_done(self, lane: Hashable, batch: BatchInfo, compute_s: float) -> None:
-        layer, metrics = layer_of(lane), self._metrics
+        layer, metrics = _layer_of(lane), self.metrics
         self._answered_at[layer] = self._now()
-        if is_probe(lane):
+        if isinstance(lane, tuple) and lane[-1] == PROBE:
             return  # no client requested it, so no metric may count it
         self._layers[layer].batches += 1
         self._layers[layer].sequences += batch.sequences
@@ -115,14 +113,16 @@ class Telemetry:
         metrics.batch_tokens.observe_all([batch.tokens])
         if batch.weights_bytes:
             metrics.weights_bytes.inc(batch.weights_bytes)
+        if self.tracer is not None:
+            record_batch(self.tracer, layer, batch, compute_s)
 
     def retried_apart(self, lane: Hashable, num_jobs: int, reason: str) -> None:
-        self._metrics.batch_retries.inc()
-        self._log.warning("batch_retried", layer=layer_of(lane), requests=num_jobs, reason=reason)
+        self.metrics.batch_retries.inc()
+        self._log.warning("batch_retried", layer=_layer_of(lane), requests=num_jobs, reason=reason)
 
     def batch_split(self, lane: Hashable, num_jobs: int) -> None:
-        self._metrics.batch_splits.inc()
-        self._log.warning("batch_split", layer=layer_of(lane), requests=num_jobs, reason="out of memory")
+        self.metrics.batch_splits.inc()
+        self._log.warning("batch_split", layer=_layer_of(lane), requests=num_jobs, reason="out of memory")
 
     def died(self, num_jobs: int, error: BaseException | None) -> None:
         self._log.critical("engine_down", requests=num_jobs, exc_info=error)
@@ -134,7 +134,7 @@ class Telemetry:
 
         The series of all error codes start at zero, so that rates see the first event.
         """
-        metrics = self._metrics
+        metrics = self.metrics
         for kind in raised_kinds(Rejected, Refused, Failed):
             metrics.rejected.labels(kind.code)
         for kind in raised_kinds(LayerError):
@@ -147,12 +147,12 @@ class Telemetry:
     def routes_known(self, routes: list[str]) -> None:
         """Start the duration series of these routes, which the objectives cover, at zero, so that rates see the first request."""
         for route in routes:
-            self._metrics.request_seconds.labels(route)
+            self.metrics.request_seconds.labels(route)
 
     def layer_loaded(self, name: str, loaded: LoadedLayer) -> None:
         self._answered_at[name] = self._now()
-        self._metrics.load_seconds.labels(name).set(loaded.seconds)
-        for series in (self._metrics.queue_seconds, self._metrics.compute_seconds):
+        self.metrics.load_seconds.labels(name).set(loaded.seconds)
+        for series in (self.metrics.queue_seconds, self.metrics.compute_seconds):
             series.labels(name)  # begins at zero, so that rates see the first event
         if loaded.is_sequential:
             self._log.warning("layer_runs_sequentially", layer=name, reason="the self-check found bits that differ")
@@ -160,12 +160,12 @@ class Telemetry:
 
     def layer_refused(self, name: str, error: LayerError) -> None:
         """Report that a layer's file cannot be served; an admin's request for the layer also fails, with its own error."""
-        self._metrics.load_failures.labels(error.code).inc()
+        self.metrics.load_failures.labels(error.code).inc()
         self._log.error("layer_refused", layer=name, reason=error.message)
 
     def layer_not_loaded(self, error: LayerError) -> None:
         """Report a desired layer that this process cannot load."""
-        self._metrics.load_failures.labels(error.code).inc()
+        self.metrics.load_failures.labels(error.code).inc()
         self._log.error("layer_not_loaded", reason=error.message)
 
     def serving(self, names: list[str], num_layers: int) -> None:
@@ -173,7 +173,7 @@ class Telemetry:
 
         Series of other names are no longer shown.
         """
-        self._metrics.served = frozenset(names)
+        self.metrics.served = frozenset(names)
         now = self._now()
         self._answered_at = {name: self._answered_at.get(name, now) for name in names}
         self._log.info("layers_served", layers=num_layers)
@@ -195,31 +195,30 @@ class Telemetry:
 
     def readiness_changed(self, *, is_ready: bool, num_ready: int) -> None:
         """Report this process's readiness, and how many ready processes it knows of."""
-        self._metrics.ready.set(is_ready)
-        self._metrics.ready_processes.set(num_ready)
+        self.metrics.ready.set(is_ready)
+        self.metrics.ready_processes.set(num_ready)
 
     def seconds_since_answer(self, name: str) -> float:
         """Return the seconds since the layer's last answer; its load, with the self-check, counts as one."""
         return self._now() - self._answered_at.get(name, float("-inf"))
 
     def sample(self, engine: Engine) -> None:
-        """Update what no event reports: memory, and the engine's work and the lost log lines since the last call."""
-        metrics = self._metrics
+        """Add what no event reports (memory, the engine's work and the lost log lines) and the sums of the layers, and flush."""
+        metrics = self.metrics
         totals = engine.busy_seconds, engine.filler_rows, num_dropped_lines()
         counters = metrics.compute_busy, metrics.filler_rows, metrics.dropped_lines
         for counter, total, before in zip(counters, totals, self._sampled, strict=True):
             counter.inc(total - before)
         self._sampled = totals
-        self.flush_layer_counters()
+        metrics.add_layer_totals(self._layers)
+        self._layers.clear()
         metrics.resident_bytes.set(resident_bytes())
         metrics.device_bytes.labels(engine.options.device.type).set(engine.device_bytes)
-
-    def render(self) -> bytes:
-        return self._metrics.render()
+        self.flush()
 
     def flush(self) -> None:
         """Apply the events of this loop tick to the series, and write all changed values to the files."""
-        metrics = self._metrics
+        metrics = self.metrics
         metrics.received.inc(self._num_received)
         self._num_received = 0
         answered, self._answered = self._answered, []
@@ -234,22 +233,13 @@ class Telemetry:
         metrics.queued_bytes.set(num_bytes)
         metrics.values.write()
 
-    def flush_layer_counters(self) -> None:
-        """Add the layers' counters to the metrics now, not at the next heartbeat."""
-        self._metrics.add_layer_totals(self._layers)
-        self._layers.clear()
-
-    def layer_totals(self) -> dict[str, LayerTotals]:
-        """Return the totals of all processes; the others' are as old as their last heartbeat."""
-        return self._metrics.layer_totals()
-
     def close(self) -> None:
         """Write what was deferred, at the end of the process."""
         self.flush()
-        self._metrics.values.close()
+        self.metrics.values.close()
 
     def _count(self, answered: Sequence[tuple[RequestRecord, float]]) -> None:
-        metrics = self._metrics
+        metrics = self.metrics
         total_s: dict[tuple[str, int], list[float]] = collections.defaultdict(list)
         queue_s: dict[str, list[float]] = collections.defaultdict(list)
         for record, seconds in answered:
@@ -267,11 +257,7 @@ class Telemetry:
             metrics.queue_seconds.labels(layer).observe_all(times)
 
 
-def is_probe(lane: Hashable) -> bool:
-    return isinstance(lane, tuple) and lane[-1] == PROBE
-
-
-def layer_of(lane: Hashable) -> str:
+def _layer_of(lane: Hashable) -> str:
     assert isinstance(lane, tuple), "a lane begins with its layer. This is a bug."
     return str(lane[0])
 

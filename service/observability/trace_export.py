@@ -13,7 +13,6 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.trace import Tracer
 
 from service import __version__
 from service.observability.tracing import NAME
@@ -28,10 +27,7 @@ class TraceExport:
         self._exporter = OTLPSpanExporter()
         self._provider = TracerProvider(resource=_resource(), shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
-
-    @property
-    def tracer(self) -> Tracer:
-        return self._provider.get_tracer(NAME, __version__)
+        self.tracer = self._provider.get_tracer(NAME, __version__)
 
     def close(self) -> None:
         """Send what is left, within FLUSH_S; the SDK's own shutdown would wait up to 30 s for an absent collector."""

@@ -1,7 +1,8 @@
 """Tracing: makes an OpenTelemetry span of each request and each batch, at its end.
 
-Holds an ASGI wrapper around the API, inside the outer middleware's count, and an observer around the telemetry. Neither exists
-unless tracing is on, so a service without it does no extra work. Independent of where spans go (`observability/trace_export.py`).
+Holds an ASGI wrapper around the API, inside the outer middleware's count, and a function that the telemetry calls for each batch.
+Neither is used unless tracing is on, so a service without it does no extra work. Independent of where spans go
+(`observability/trace_export.py`).
 Invariants: Each request has one server span, whatever its outcome, in the caller's trace if it has one. Its phases are its
 children, with the times that are measured anyway. It links to the span of its batch, which is a trace of its own, because a batch
 belongs to no single caller. Health checks and scrapes have no span. No attribute repeats a caller's text, except a known method
@@ -11,7 +12,7 @@ and a well-formed request id.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 
 from opentelemetry import propagate
 from opentelemetry.context import Context
@@ -19,10 +20,8 @@ from opentelemetry.trace import Link, Span, SpanContext, SpanKind, StatusCode, T
 from opentelemetry.util.types import AttributeValue
 
 from service.api.outer_middleware import RequestRecord, record_of
-from service.batching.engine_protocol import Observer
 from service.batching.job import BatchInfo
 from service.http.asgi import Application, ClientGone, Receive, Scope, Send
-from service.observability.telemetry import is_counted, is_probe, layer_of
 
 NAME = "attention-service"
 _NS = 10**9
@@ -33,43 +32,50 @@ _SPAN = "span"
 
 
 class RequestSpans:
-    """Makes spans of requests; `now` is the clock of the records (monotonic seconds), `wall_ns` that of the spans (epoch, ns)."""
+    """Wraps `inside` and makes a span at the end of every request to it.
+
+    `now` is the clock of the records (monotonic seconds), `wall_ns` that of the spans (epoch, ns).
+    """
 
     def __init__(
-        self, tracer: Tracer, now: Callable[[], float] = time.monotonic, wall_ns: Callable[[], int] = time.time_ns
+        self,
+        inside: Application,
+        tracer: Tracer,
+        now: Callable[[], float] = time.monotonic,
+        wall_ns: Callable[[], int] = time.time_ns,
     ) -> None:
+        self._inside = inside
         self._tracer = tracer
         self._now = now
         self._wall_ns = wall_ns
 
-    def around(self, inside: Application) -> Application:
-        """Return `inside` with a span at the end of every request to it."""
-
-        async def traced(scope: Scope, receive: Receive, send: Send) -> None:
-            if not is_counted(scope["path"]):
-                await inside(scope, receive, send)
-                return
-            cut: str | None = "incomplete"
-            try:
-                await inside(scope, receive, send)
-                cut = None
-            except ClientGone:
-                cut = "client_gone"
-                raise
-            finally:
-                self._record(scope, record_of(scope), cut)
-
-        return traced
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        record = record_of(scope)
+        if not record.is_counted:
+            await self._inside(scope, receive, send)
+            return
+        cut: str | None = "incomplete"
+        try:
+            await self._inside(scope, receive, send)
+            cut = None
+        except ClientGone:
+            cut = "client_gone"
+            raise
+        finally:
+            self._record(scope, record, cut)
 
     def _record(self, scope: Scope, trace: RequestRecord, cut: str | None) -> None:
         end = self._wall_ns()
         start = end - int((self._now() - trace.started) * _NS)
+        method = trace.method if trace.method in _METHODS else "HTTP"
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        batch_context = None if trace.batch is None else trace.batch.notes.get(_SPAN)
         span = self._tracer.start_span(
-            f"{_method(trace)} {trace.route}" if trace.route != "unmatched" else _method(trace),
-            context=propagate.extract(_carrier(scope)),
+            method if trace.route == "unmatched" else f"{method} {trace.route}",
+            context=propagate.extract(headers),
             kind=SpanKind.SERVER,
             attributes=dict(_attributes(scope, trace)),
-            links=_links(trace.batch),
+            links=[Link(batch_context)] if isinstance(batch_context, SpanContext) else [],
             start_time=start,
         )
         if span.is_recording():
@@ -104,58 +110,25 @@ class RequestSpans:
         self._tracer.start_span(name, context=inside, start_time=start).end(end)
 
 
-class BatchSpans(Observer):
-    """Passes every event on to `inner`, and makes a span of each batch except probes."""
-
-    def __init__(self, tracer: Tracer, inner: Observer, wall_ns: Callable[[], int] = time.time_ns) -> None:
-        self._tracer = tracer
-        self._inner = inner
-        self._wall_ns = wall_ns
-
-    def batch_done(self, lane: Hashable, batch: BatchInfo, compute_s: float) -> None:
-        self._inner.batch_done(lane, batch, compute_s)
-        if is_probe(lane):
-            return
-        end = self._wall_ns()
-        span = self._tracer.start_span(
-            "batch",
-            context=Context(),
-            attributes={
-                "attention.layer": layer_of(lane),
-                "attention.batch.requests": batch.requests,
-                "attention.batch.sequences": batch.sequences,
-                "attention.batch.tokens": batch.tokens,
-                "attention.batch.weights_bytes": batch.weights_bytes,
-            },
-            start_time=end - int(compute_s * _NS),
-        )
-        span.end(end)
-        batch.notes[_SPAN] = span.get_span_context()
-
-    def queue_changed(self, num_jobs: int, num_bytes: int) -> None:
-        self._inner.queue_changed(num_jobs, num_bytes)
-
-    def retried_apart(self, lane: Hashable, num_jobs: int, reason: str) -> None:
-        self._inner.retried_apart(lane, num_jobs, reason)
-
-    def batch_split(self, lane: Hashable, num_jobs: int) -> None:
-        self._inner.batch_split(lane, num_jobs)
-
-    def died(self, num_jobs: int, error: BaseException | None) -> None:
-        self._inner.died(num_jobs, error)
-
-
-def _links(batch: BatchInfo | None) -> list[Link]:
-    context = None if batch is None else batch.notes.get(_SPAN)
-    return [Link(context)] if isinstance(context, SpanContext) else []
-
-
-def _carrier(scope: Scope) -> dict[str, str]:
-    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-
-
-def _method(trace: RequestRecord) -> str:
-    return trace.method if trace.method in _METHODS else "HTTP"
+def record_batch(
+    tracer: Tracer, layer: str, batch: BatchInfo, compute_s: float, wall_ns: Callable[[], int] = time.time_ns
+) -> None:
+    """Make a span of a batch that ends now, and note its context, to which the spans of the batch's requests link."""
+    end = wall_ns()
+    span = tracer.start_span(
+        "batch",
+        context=Context(),
+        attributes={
+            "attention.layer": layer,
+            "attention.batch.requests": batch.requests,
+            "attention.batch.sequences": batch.sequences,
+            "attention.batch.tokens": batch.tokens,
+            "attention.batch.weights_bytes": batch.weights_bytes,
+        },
+        start_time=end - int(compute_s * _NS),
+    )
+    span.end(end)
+    batch.notes[_SPAN] = span.get_span_context()
 
 
 def _attributes(scope: Scope, trace: RequestRecord) -> Iterator[tuple[str, AttributeValue]]:

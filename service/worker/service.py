@@ -18,7 +18,6 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, NoReturn
 
 import torch
-from opentelemetry.trace import Tracer
 
 from service.api.auth.key_ring import KeyFile
 from service.api.request_context import LayerRequests
@@ -38,7 +37,6 @@ from service.layers.store import Store
 from service.limits import STEP_S, batch_limits, context_limits, queue_limits
 from service.loop_time import LoopClock
 from service.observability.telemetry import Telemetry
-from service.observability.tracing import BatchSpans
 from service.settings import Settings
 from service.supervisor.supervisor import EXIT_ENGINE_DOWN, EXIT_FAILED, EXIT_REFUSED
 from service.worker.control_channel import ControlChannel
@@ -77,7 +75,7 @@ class Service:
     """One process's engine, batcher and layer registry; made inside the event loop it runs on.
 
     `leave` ends the process with an exit code. `engine` makes the engine; a test's engine may hold or fail.
-    With a `tracer`, batches are spans. `restore` makes the missing parts of the run directory again.
+    `restore` makes the missing parts of the run directory again.
     """
 
     def __init__(
@@ -87,7 +85,6 @@ class Service:
         channel: ControlChannel,
         leave: Callable[[int], None],
         engine: Callable[[EngineOptions], Engine] = Engine,
-        tracer: Tracer | None = None,
         restore: Callable[[], bool] = lambda: False,
     ) -> None:
         self.settings = settings
@@ -96,9 +93,8 @@ class Service:
         self._leave = leave
         options = _engine_options(settings)
         self.engine = engine(options)
-        observer = telemetry if tracer is None else BatchSpans(tracer, telemetry)
         batching, limits = batch_limits(settings), queue_limits(settings, options.step_s)
-        self.batcher: Batcher[LayerCall, Answer] = Batcher(self.engine, batching, limits, LoopClock(), observer)
+        self.batcher: Batcher[LayerCall, Answer] = Batcher(self.engine, batching, limits, LoopClock(), telemetry)
         bodies = DecodingQueue(LoopClock(), limits.standing_wait_s)
         store = Store(settings.layers_dir, settings.max_layer_bytes)
         self._registry = registry = LayerRegistry(store, self.engine, telemetry)
@@ -202,15 +198,13 @@ class Service:
 
     async def _render(self) -> bytes:
         self.telemetry.sample(self.engine)
-        self.telemetry.flush()
         # Run in a thread, because it reads the files of all processes.
-        return await asyncio.get_running_loop().run_in_executor(self.rendering, self.telemetry.render)
+        return await asyncio.get_running_loop().run_in_executor(self.rendering, self.telemetry.metrics.render)
 
     async def layer_totals(self) -> dict[str, LayerTotals]:
         """Return what each layer has done, over all processes."""
-        self.telemetry.flush_layer_counters()
-        self.telemetry.flush()  # else the thread may read the files before the loop tick ends
-        return await asyncio.get_running_loop().run_in_executor(self.rendering, self.telemetry.layer_totals)
+        self.telemetry.sample(self.engine)
+        return await asyncio.get_running_loop().run_in_executor(self.rendering, self.telemetry.metrics.layer_totals)
 
     def _start_task(self, work: Coroutine[Any, Any, None], name: str) -> None:
         self._tasks.append(asyncio.get_running_loop().create_task(work, name=name))

@@ -128,13 +128,13 @@ async def running(
     )
     refusals: list[str] = []
     metrics = await asyncio.to_thread(lone_metrics)  # it looks for files, before the loop of a real process starts
-    telemetry = Telemetry(metrics, time.monotonic)
+    telemetry = Telemetry(metrics, time.monotonic, tracer)
 
     def leave(_: int) -> None:
         refusals.append(channel.status.start_error or str(service.why_not_ready()))
 
-    service = Service(settings, telemetry, channel, leave, HeldEngine, tracer, restore)
-    edge = build(service, tracer)
+    service = Service(settings, telemetry, channel, leave, HeldEngine, restore)
+    edge = build(service)
     headers = {"x-api-key": ADMIN_KEY} if admin else {}
     async with (
         lifespan(edge),

@@ -174,7 +174,7 @@ def test_a_process_reports_the_work_since_its_last_heartbeat_at_its_end(tmp_path
             for _ in range(3):
                 assert (await service.attend({"query": X})).status_code == 200
             telemetry = service.service.telemetry
-        return telemetry.render().decode()
+        return telemetry.metrics.render().decode()
 
     told = dict(line.rsplit(" ", 1) for line in asyncio.run(main()).splitlines() if not line.startswith("#"))
     assert told['attention_layer_requests_total{layer="small",outcome="success"}'] == "3.0"

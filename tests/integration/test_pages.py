@@ -14,7 +14,7 @@ import pytest
 
 import service.app
 from service.layers.catalog import Catalog
-from service.observability.telemetry import Telemetry
+from service.observability.metrics import Metrics
 from service.worker.service import Service
 from tests.contract.test_error_table import CONTRACT
 from tests.integration.running import LAYERS, Running
@@ -321,7 +321,7 @@ def test_the_list_of_layers_is_written_once_a_catalog_and_keeps_no_layer_alive(s
     [("/metrics", "render"), ("/v2/models/stats", "layer_totals"), ("/v2/models/small/stats", "layer_totals")],
 )
 def test_concurrent_scrapes_share_one_rendering_that_is_never_stale(served, monkeypatch, path, computed):
-    calls = Called(monkeypatch, Telemetry, computed)
+    calls = Called(monkeypatch, Metrics, computed)
 
     async def story(service):
         for times in (1, 2):

@@ -133,13 +133,3 @@ def test_fastapi_adds_no_spans_with_a_provider_of_the_process(tmp_path, monkeypa
             assert not spans.all
 
     asyncio.run(main())
-
-
-def test_without_a_tracer_the_observer_is_not_wrapped(tmp_path):
-    prepare(tmp_path, LAYERS)
-
-    async def main():
-        async with running(tmp_path) as service:
-            assert service.service.batcher._observer is service.service.telemetry
-
-    asyncio.run(main())

@@ -29,8 +29,8 @@ def test_load_shedding_is_on_unless_a_setting_bounds_the_queue(monkeypatch, give
     assert queue_limits(load_settings(), math.inf).standing_wait_s == wait_s, "a child reads the same"
 
 
-@pytest.mark.parametrize(("queue_bytes", "intake_bytes"), [(1024, 4 * 10**6), (10**9, 25 * 10**7)])
-def test_a_body_of_the_largest_size_fits_an_unused_budget(queue_bytes, intake_bytes):
+@pytest.mark.parametrize(("queue_bytes", "intake_bytes"), [(1024, 5 * 10**6), (10**9, 25 * 10**7)])
+def test_four_bodies_of_the_largest_size_fit_an_unused_budget(queue_bytes, intake_bytes):
     limits = context_limits(load_settings(max_body_bytes=10**6, queue_bytes=queue_bytes))
     assert limits.intake_bytes == intake_bytes
     assert limits.answer_bytes >= 4 * limits.request.max_weights_bytes

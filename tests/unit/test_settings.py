@@ -7,8 +7,8 @@ import pytest
 from service import settings
 from service.commands.layers import LAYERS_DIR
 from service.commands.serve import num_workers
-from service.limits import cors_origins, rate_limiter
-from service.settings import SettingsError, child_environment, is_loopback, load_settings, usable_cores
+from service.limits import rate_limiter
+from service.settings import SettingsError, child_environment, is_loopback, listed, load_settings, usable_cores
 
 
 @pytest.fixture(autouse=True)
@@ -106,7 +106,7 @@ def test_the_command_line_has_the_default_layer_directory_of_the_settings():
     ],
 )
 def test_origins_are_a_list_between_commas(text, origins):
-    assert cors_origins(load_settings(cors_origins=text)) == origins
+    assert listed(load_settings(cors_origins=text).cors_origins) == origins
 
 
 def test_the_default_burst_is_the_rate_of_one_second():

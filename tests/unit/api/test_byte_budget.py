@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from service.api.request_context import ByteBudget, Reservation
 from service.errors import QueueFull
+from service.limits import context_limits
+from service.settings import load_settings
 
 MAX = 1000
 
@@ -22,9 +24,11 @@ def test_all_reservations_together_stay_within_the_limit_and_are_released(steps)
         if ends:
             reservations[who].release()
             held[who] = 0
-        with contextlib.suppress(QueueFull):
+        try:
             reservations[who].grow(num_bytes)
             held[who] += num_bytes
+        except QueueFull:
+            held[who] = 0
         assert byte_budget.num_bytes == sum(held) <= MAX
     for reservation in reservations:
         reservation.release()
@@ -51,12 +55,28 @@ def test_the_largest_reservation_fits_an_unused_budget_and_an_empty_one_always_f
     largest.grow(0)
 
 
-def test_a_growing_body_is_refused_above_the_free_bytes():
+def test_a_growing_body_is_refused_above_the_free_bytes_and_frees_its_own():
     byte_budget = ByteBudget(MAX, "bodies are being received")
     large, small = Reservation(byte_budget), Reservation(byte_budget)
     large.grow(300)
     large.grow(200)
-    with pytest.raises(QueueFull, match="500 of at most 1,000 bytes of bodies are being received"):
+    small.grow(200)
+    with pytest.raises(QueueFull, match="700 of at most 1,000 bytes of bodies are being received"):
         large.grow(1)
-    small.grow(250)
-    assert byte_budget.num_bytes == 750
+    assert byte_budget.num_bytes == 200, "others have the room of a refused body at once"
+    small.grow(300)
+
+
+@pytest.mark.parametrize("num_bodies", range(1, 13))
+def test_of_bodies_of_the_largest_size_that_arrive_together_at_least_four_fit(num_bodies):
+    """None is decoded before all have arrived or are refused. As many as fit, and not one less, are accepted."""
+    settings = load_settings()
+    byte_budget = ByteBudget(context_limits(settings).intake_bytes, "bodies are being received")
+    arriving, piece = [Reservation(byte_budget) for _ in range(num_bodies)], 2**18
+    for _ in range(settings.max_body_bytes // piece):
+        for reservation in [*arriving]:
+            try:
+                reservation.grow(piece)
+            except QueueFull:
+                arriving.remove(reservation)
+    assert len(arriving) == min(num_bodies, 4)

@@ -9,6 +9,7 @@ from service.batching.job import BatchInfo
 from service.layer_totals import LayerTotals
 from service.observability.telemetry import Telemetry
 from tests.doubles import lone_metrics
+from tests.unit.observability.test_telemetry import engine
 
 PASS = dict(batch=BatchInfo(requests=2, sequences=3, tokens=9), compute_s=0.3)
 
@@ -30,10 +31,10 @@ def test_requests_and_passes_add_up_once(telemetry, monkeypatch):
     telemetry.answered(record(), 2.0)
     telemetry.answered(record(422), 0.5)
     telemetry.batch_done(("small", "light"), **PASS)
-    assert telemetry.layer_totals() == {}, "they are added at the heartbeat"
+    assert telemetry.metrics.layer_totals() == {}, "they are added at the heartbeat"
     for _ in range(2):
-        telemetry.flush_layer_counters()
-        assert telemetry.layer_totals() == {
+        telemetry.sample(engine())
+        assert telemetry.metrics.layer_totals() == {
             "small": LayerTotals(
                 successes=2, success_s=3.0, failures=1, failure_s=0.5, decode_s=0.2, queue_s=0.4, compute_s=0.6, encode_s=0.8,
                 sequences=3, batches=1, last_answer_s=1000.0,
@@ -43,8 +44,8 @@ def test_requests_and_passes_add_up_once(telemetry, monkeypatch):
 
 def test_a_request_to_no_layer_counts_nowhere(telemetry):
     telemetry.answered(record(404, layer=None), 1.0)
-    telemetry.flush_layer_counters()
-    assert telemetry.layer_totals() == {}
+    telemetry.sample(engine())
+    assert telemetry.metrics.layer_totals() == {}
 
 
 def test_totals_equal_the_sum_of_all_deltas(telemetry):
@@ -53,13 +54,13 @@ def test_totals_equal_the_sum_of_all_deltas(telemetry):
         telemetry.answered(record(), 1.5)
         telemetry.batch_done(("small", "light"), **PASS)
         telemetry.answered(record(500, layer="other"), 1.0)
-        telemetry.flush_layer_counters()
-    totals = telemetry.layer_totals()
+        telemetry.sample(engine())
+    totals = telemetry.metrics.layer_totals()
     assert set(totals) == {"small", "other"}
     assert (totals["small"].successes, totals["small"].success_s) == (2, 3.0)
     assert (totals["small"].sequences, totals["small"].batches) == (6, 2)
     assert (totals["other"].failures, totals["other"].successes) == (2, 0)
     assert totals["small"].last_answer_s >= before
-    text = telemetry.render().decode()
+    text = telemetry.metrics.render().decode()
     assert 'attention_layer_requests_total{layer="small",outcome="success"} 2.0' in text
     assert 'attention_layer_phase_seconds_total{layer="small",phase="encode"} 0.8' in text

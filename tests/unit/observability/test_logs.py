@@ -158,6 +158,15 @@ def test_an_exception_is_in_its_line_and_keeps_its_end(captured):
     assert len(captured.text.encode()) <= MAX_LINE_BYTES
 
 
+@pytest.mark.parametrize("letter", ["é", "日", "😀", "\ud800"])
+def test_a_line_beyond_ascii_is_as_short_in_bytes(captured, letter):
+    get_logger().error("fault", exc_info=ValueError(3000 * letter + "the cause of it"))
+    get_logger().info("many", **{f"field_{number}": 256 * letter for number in range(8)})
+    exception, fields = captured.text.splitlines()
+    assert max(len(exception.encode()), len(fields.encode())) < MAX_LINE_BYTES
+    assert json.loads(exception)["exception"].endswith("the cause of it")
+
+
 def test_logs_and_warnings_of_libraries_become_lines_of_the_same_form(captured):
     logging.getLogger("asyncio").error("Task %s was destroyed", "t1")
     logging.getLogger("uvicorn.error").info("Started server process")
@@ -214,10 +223,7 @@ def reported():
 
 @pytest.fixture
 def refusals(clock, reported):
-    def call_later(delay_s, call):
-        clock.call_at(clock.now() + delay_s, call)
-
-    return RefusalLimit(clock.now, call_later, lambda kind, count: reported.append((kind, count)))
+    return RefusalLimit(clock, lambda kind, count: reported.append((kind, count)))
 
 
 def test_the_first_hundred_identical_refusals_of_a_second_have_lines_and_the_rest_share_one_D9(
@@ -285,7 +291,7 @@ def test_every_refusal_has_a_line_or_is_in_a_sum_and_no_timer_is_left(steps):
         assert count > 0
         sums[kind] += count
 
-    refusals = RefusalLimit(clock.now, lambda delay_s, call: clock.call_at(clock.now() + delay_s, call), report)
+    refusals = RefusalLimit(clock, report)
     for count, kind, pause_s in steps:
         num_lines[kind] += sum(refusals.admits(kind) for _ in range(count))
         clock.advance(pause_s)
@@ -295,8 +301,11 @@ def test_every_refusal_has_a_line_or_is_in_a_sum_and_no_timer_is_left(steps):
     assert clock.num_calls == 0
 
 
-def test_without_a_timer_a_second_is_reported_at_the_next_refusal(clock, reported):
-    refusals = RefusalLimit(clock.now, lambda delay_s, call: None, lambda kind, count: reported.append((kind, count)))
+def test_without_a_loop_a_second_is_reported_at_the_next_refusal(refusals, clock, reported, monkeypatch):
+    def without_loop(*_):
+        raise RuntimeError("no running event loop")
+
+    monkeypatch.setattr(clock, "call_at", without_loop)
     for _ in range(REFUSAL_LINES + 5):
         refusals.admits(NOT_FOUND)
     clock.advance(REFUSAL_WINDOW_S)

@@ -12,7 +12,7 @@ from service.api.outer_middleware import RequestRecord
 from service.attention.engine import Fingerprint
 from service.batching.job import BatchInfo
 from service.errors import LayerError
-from service.observability.telemetry import Telemetry, is_counted
+from service.observability.telemetry import Telemetry
 from tests.doubles import lone_metrics
 from tests.unit.observability.test_metrics import ROUTE, samples
 
@@ -27,12 +27,12 @@ class Readable:
         self.telemetry = Telemetry(lone_metrics(), time.monotonic)
 
     def value(self, name, **labels):
-        return samples(self.telemetry.render()).get((f"attention_{name}", tuple(sorted(labels.items()))))
+        return samples(self.telemetry.metrics.render()).get((f"attention_{name}", tuple(sorted(labels.items()))))
 
     def changed_by(self, act):
-        before = samples(self.telemetry.render())
+        before = samples(self.telemetry.metrics.render())
         act(self.telemetry)
-        after = samples(self.telemetry.render())
+        after = samples(self.telemetry.metrics.render())
         return {
             name: value - before.get((name, labels), 0.0)
             for (name, labels), value in after.items()
@@ -107,7 +107,7 @@ def test_at_rest_received_is_answers_plus_cancelled(ends):
         else:
             code = "queue_full" if end == "refused" else None
             readable.telemetry.answered(record(status=429 if code else 200, code=code), 0.01)
-    found = samples(readable.telemetry.render())
+    found = samples(readable.telemetry.metrics.render())
 
     def total(name):
         return sum(value for (series, _), value in found.items() if series == name)
@@ -181,14 +181,12 @@ def test_known_reasons_have_their_series_before_the_first_event(readable):
 
 
 def test_health_checks_and_scrapes_are_not_counted():
-    assert [path for path in ("/metrics", "/readyz", "/v1/layers", "/nothing") if is_counted(path)] == [
-        "/v1/layers",
-        "/nothing",
-    ]
+    records = [RequestRecord("id", "GET", path, 0.0) for path in ("/metrics", "/readyz", "/v1/layers", "/nothing")]
+    assert [record.path for record in records if record.is_counted] == ["/v1/layers", "/nothing"]
 
 
 def received_and_ended(telemetry):
-    found = samples(telemetry.render())
+    found = samples(telemetry.metrics.render())
     return {
         name: sum(value for (series, _), value in found.items() if series == f"attention_{name}_total")
         for name in ("received", "requests", "cancelled")

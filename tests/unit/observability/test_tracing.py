@@ -1,6 +1,7 @@
 """Tracing: one span per request and per batch, with the measured times, in the caller's trace."""
 
 import asyncio
+import time
 
 import pytest
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
@@ -9,9 +10,9 @@ from opentelemetry.trace import StatusCode
 from service.api.outer_middleware import record_of, start_record
 from service.batching.job import BatchInfo
 from service.http.asgi import ClientGone
-from service.observability.telemetry import PROBE
-from service.observability.tracing import BatchSpans, RequestSpans
-from tests.doubles import RecordingObserver
+from service.observability.telemetry import PROBE, Telemetry
+from service.observability.tracing import RequestSpans, record_batch
+from tests.doubles import lone_metrics
 from tests.spans import Spans
 
 END_NS = 1_700_000_000 * 10**9
@@ -45,7 +46,7 @@ def serve(spans, note=lambda trace: None, error=None, headers=(), **rollout):
         if error is not None:
             raise error
 
-    around = RequestSpans(spans.tracer, now=lambda: 12.0, wall_ns=lambda: END_NS).around(inside)
+    around = RequestSpans(inside, spans.tracer, now=lambda: 12.0, wall_ns=lambda: END_NS)
 
     async def main():
         await around(scope, never, never)
@@ -159,7 +160,7 @@ def test_an_unsampled_request_is_served_without_a_span():
 
 def test_a_batch_is_a_trace_of_its_own_and_its_requests_link_to_it(spans):
     batch = BatchInfo(3, 4, 40)
-    BatchSpans(spans.tracer, RecordingObserver(), lambda: END_NS).batch_done(LANE, batch, 0.5)
+    record_batch(spans.tracer, "small", batch, 0.5, lambda: END_NS)
     (told,) = spans.batches
     assert told.parent is None
     assert seconds(told) == (-0.5, 0.0)
@@ -174,20 +175,9 @@ def test_a_batch_is_a_trace_of_its_own_and_its_requests_link_to_it(spans):
     assert [link.context for link in spans.requests[0].links] == [told.context]
 
 
-def test_a_probe_is_no_span(spans):
-    BatchSpans(spans.tracer, RecordingObserver()).batch_done(
-        ("small", "sha256:0", False, PROBE), BatchInfo(3, 4, 40), 0.5
-    )
+def test_a_probe_is_no_span_and_any_other_batch_is_one(spans):
+    telemetry = Telemetry(lone_metrics(), time.monotonic, spans.tracer)
+    telemetry.batch_done((*LANE[:-1], PROBE), BatchInfo(3, 4, 40), 0.5)
     assert not spans.all
-
-
-def test_the_wrapped_observer_gets_every_event(spans):
-    heard = RecordingObserver()
-    tracing = BatchSpans(spans.tracer, heard)
-    tracing.queue_changed(1, 2)
-    tracing.batch_done(LANE, BatchInfo(3, 4, 40), 0.5)
-    tracing.retried_apart(LANE, 2, "X")
-    tracing.batch_split(LANE, 2)
-    tracing.died(1, None)
-    told = (heard.queue, heard.batches, heard.retries, heard.splits, heard.deaths)
-    assert [len(list(kind)) for kind in told] == [1] * 5
+    telemetry.batch_done(LANE, BatchInfo(3, 4, 40), 0.5)
+    assert len(spans.batches) == 1
