@@ -18,7 +18,7 @@ from service.commands.console import console
 from service.errors import LayerError, LayerMissing
 
 if TYPE_CHECKING:
-    from service.layers.stored_layer import StoredLayer
+    from service.layers.store import StoredLayer
 
 CHECK_ROWS = 24
 CHECK_SEED = 7
@@ -239,7 +239,7 @@ def _parity(stored: StoredLayer, origin: StoredLayer) -> Parity:
     tensors = {name: tensor.to(torch.float64).numpy() for name, tensor in origin.tensors.items()}
     expected, expected_weights = reference.attend(spec, tensors, query, key, value)
     rows = [torch.from_numpy(x)[None] for x in (query, key, value)]
-    call = Call(stored.name, rows[0], rows[1], rows[2], weights=WeightsWanted("heads"))
+    call = Call(rows[0], rows[1], rows[2], weights=WeightsWanted("heads"))
     with torch.inference_mode():
         served = Layer(spec, stored.tensors, dtype=torch.float32, device=torch.device("cpu")).forward([call])[0]
     assert isinstance(served.weights, torch.Tensor), "form heads gives one tensor. This is a bug."

@@ -213,13 +213,10 @@ def _server(
     """Build the service and the server around it; raises ServiceError if the settings cannot be served."""
     from service.app import build
     from service.limits import transport_limits
-    from service.supervisor.supervisor import EXIT_REFUSED
     from service.worker.server import Server
     from service.worker.service import Service
 
-    def leave(exit_code: int, reason: str) -> None:
-        if exit_code == EXIT_REFUSED:
-            channel.report(start_error=reason)
+    def leave(exit_code: int) -> None:
         server.leave(exit_code)
 
     service = Service(settings, telemetry, channel, leave, restore=restore)

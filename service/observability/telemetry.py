@@ -290,7 +290,7 @@ def request_fields(record: RequestRecord, total_s: float) -> dict[str, str | flo
         "key": record.key,
         "code": record.code,
         "layer": record.layer,
-        "batch_requests": record.batch_requests,
+        "batch_requests": None if record.batch is None else record.batch.requests,
         "tokens": record.tokens,
         "decode_ms": None if decode_s is None else milliseconds(decode_s),
         "queue_ms": None if queue_s is None else milliseconds(queue_s),

@@ -1,7 +1,7 @@
 """Series: which metric series callers could have made; there are none if labels come from our own few words only.
 
-Laws: a route is one of the OpenAPI page's or `unmatched`, a status and a code are the contract's, a layer is served; a series
-that appears late is no growth if all its labels are such words.
+Invariants: a route is one of the OpenAPI page's or `unmatched`, a status and a code are the contract's, a layer is served; a
+series that appears late is no growth if all its labels are such words.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterable
 
-from tests.torture.law import CODES
+from tests.torture.answer_rules import CODES
 from tests.torture.subject import Subject
 
 _LABEL = re.compile(r'(\w+)="([^"]*)"')

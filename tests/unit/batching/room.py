@@ -1,6 +1,6 @@
 """A waiting room with its doubles, for the tests beside this file: a gated engine, a clock turned by hand.
 
-Law: leaving the room checks that nothing of any job stayed behind.
+Invariant: leaving the room checks that nothing of any job stayed behind.
 """
 
 from __future__ import annotations
@@ -51,9 +51,6 @@ class Room:
         max_cells: int = LARGE,
         max_wait_s: float = 0.0,
         standing_wait_s: float = 0.0,
-        max_request_tokens: int = LARGE,
-        max_request_cells: int = LARGE,
-        max_weights_bytes: int = LARGE,
         max_compute_s: float = LARGE,
         inline_s: float = 0.0,
         step_s: float = math.inf,
@@ -71,9 +68,6 @@ class Room:
                 max_cells=max_cells,
                 max_wait_s=max_wait_s,
                 standing_wait_s=standing_wait_s,
-                max_request_tokens=max_request_tokens,
-                max_request_cells=max_request_cells,
-                max_weights_bytes=max_weights_bytes,
                 compute=ComputeLimits(max_s=max_compute_s, inline_s=inline_s, step_s=step_s),
             ),
             self.clock,
