@@ -49,6 +49,9 @@ def queue_limits(settings: Settings, step_s: float) -> QueueLimits:
         max_cells=settings.queue_cells,
         max_wait_s=settings.max_wait_ms / 1000,
         standing_wait_s=standing_wait_s,
+        max_request_tokens=settings.max_request_tokens,
+        max_request_cells=settings.max_request_cells,
+        max_weights_bytes=settings.max_weights_bytes,
         compute=ComputeLimits(max_s=settings.stuck_s, inline_s=INLINE_S, step_s=step_s),
     )
 

@@ -1,9 +1,8 @@
 """Admission: refuses what cannot run or would be late; Speed forecasts answers, Congestion detects sustained overload.
 
 Independent of asyncio, the engine, clocks and the settings.
-Invariants: A request that would not fit into an empty queue is not admitted (`wire/` checks the other limits of a request). A
-refusal for cost or for lack of room names the value and the limit, unless the limit is a key's share. Every QueueFull carries a
-retry time.
+Invariants: A request that could never run is not admitted. A refusal for cost or for lack of room names the value and the limit,
+unless the limit is a key's share. Every QueueFull carries a retry time.
 """
 
 from __future__ import annotations
@@ -226,6 +225,9 @@ class QueueLimits:
     max_cells: int  # attention scores; a job that waits alone may have more
     max_wait_s: float  # how long a batch waits for more jobs while the engine is idle
     standing_wait_s: float  # the queueing delay allowed in sustained overload; 0: only the other limits hold
+    max_request_tokens: int  # of one request, as the next two
+    max_request_cells: int
+    max_weights_bytes: int
     compute: ComputeLimits
 
 
@@ -240,14 +242,24 @@ class Admission:
 
     def check(self, lane: Hashable, cost: Cost, left_s: float, now: float, caller: Hashable) -> None:
         """Check a job with a deadline in `left_s`; raise CostLimit, QueueFull or DeadlineExceeded."""
-        if cost.input_bytes > self._limits.max_bytes:
-            raise CostLimit(
-                f"the request needs {cost.input_bytes:,} bytes of decoded tensors (ATTENTION_QUEUE_BYTES), expected at most "
-                f"{self._limits.max_bytes:,}; send fewer sequences"
-            )
+        self._check_cost(cost)
         self.check_room(cost, caller)
         self.check_congestion(lane, now, caller)
         self._check_time(lane, cost.flops, left_s, now, caller)
+
+    def _check_cost(self, cost: Cost) -> None:
+        """Raise CostLimit for a request that could never run, even with an empty queue."""
+        limits = self._limits
+        for what, value, ceiling in (
+            ("query and key rows", cost.tokens, limits.max_request_tokens),
+            ("attention scores", cost.cells, limits.max_request_cells),
+            ("bytes of returned weights", cost.weights_bytes, limits.max_weights_bytes),
+            ("bytes of decoded tensors (ATTENTION_QUEUE_BYTES)", cost.input_bytes, limits.max_bytes),
+        ):
+            if value > ceiling:
+                raise CostLimit(
+                    f"the request needs {value:,} {what}, expected at most {ceiling:,}; send fewer sequences"
+                )
 
     def check_room(self, cost: Cost, caller: Hashable) -> None:
         """Raise QueueFull if the queue has no room for this cost (jobs, bytes or scores), or none for this caller."""

@@ -162,7 +162,9 @@ def _reply(found: dict[str, Any]) -> Reply:
         orjson.dumps(facts)
     except orjson.JSONEncodeError:  # a number or a text that the command could not print
         raise attention_client.BadAnswer(_FOREIGN) from None
-    return Reply({name: _array(field, "int32" if name == "indices" else "float32") for name, field in fields.items()}, facts)
+    return Reply(
+        {name: _array(field, "int32" if name == "indices" else "float32") for name, field in fields.items()}, facts
+    )
 
 
 def _array(field: Any, name: str) -> np.ndarray:

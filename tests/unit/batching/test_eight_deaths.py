@@ -84,10 +84,10 @@ def test_death_4_a_job_larger_than_a_batch_neither_loops_nor_blocks():
     """TEI #723, vLLM #1534: larger than the budget, it stays the head of the queue for ever."""
 
     async def main():
-        async with Room(max_tokens=50, max_bytes=500) as room:
+        async with Room(max_tokens=50, max_request_tokens=500) as room:
             await room.send_running("first")
             large = room.send("larger than a batch", cost=cost_of(tokens=500))
-            too_large = room.send("larger than the queue", cost=cost_of(input_bytes=501))
+            too_large = room.send("larger than a request", cost=cost_of(tokens=501))
             after = room.send("after")
             await turns()
             assert isinstance(error_of(too_large), CostLimit)

@@ -72,15 +72,26 @@ def test_law_a_cancelled_client_never_affects_other_jobs(stage):
     run(main)
 
 
-def test_law_nothing_is_admitted_that_could_never_run():
+@pytest.mark.parametrize(
+    ("field", "limit", "words"),
+    [
+        ("tokens", 50, "51 query and key rows"),
+        ("cells", 60, "61 attention scores"),
+        ("weights_bytes", 70, "71 bytes of returned weights"),
+        ("input_bytes", 80, "81 bytes of decoded tensors (ATTENTION_QUEUE_BYTES)"),
+    ],
+)
+def test_law_nothing_is_admitted_that_could_never_run(field, limit, words):
     async def main():
-        async with Room(max_bytes=80, max_tokens=20) as room:
+        most = {"max_request_tokens": 50, "max_request_cells": 60, "max_weights_bytes": 70}
+        async with Room(**most, max_bytes=80, max_tokens=20) as room:
             room.engine.open()
             fits = cost_of(tokens=50, cells=60, weights_bytes=70, input_bytes=80)
             assert result_of(await ended(room.send("fits", cost=fits))) == ("answer", "fits"), "though it fills a batch"
-            error = error_of(await ended(room.send("over", cost=fits._replace(input_bytes=81))))
+            over = fits._replace(**{field: limit + 1})
+            error = error_of(await ended(room.send("over", cost=over)))
             assert isinstance(error, CostLimit)
-            assert "needs 81 bytes of decoded tensors (ATTENTION_QUEUE_BYTES), expected at most 80;" in error.message
+            assert f"needs {words}, expected at most {limit};" in error.message
             assert room.engine.executed == ["fits"]
 
     run(main)
