@@ -8,8 +8,7 @@ from __future__ import annotations
 import math
 import time
 
-from service.api.auth.access import Hosts
-from service.api.auth.rate_limit import Limiter
+from service.api.auth.access import Hosts, Limiter
 from service.api.request_body import BodyLimits
 from service.api.request_context import RequestContextLimits
 from service.batching.admission import QueueLimits

@@ -1,6 +1,6 @@
 """Hand-written doubles: an engine behind a gate, a clock turned by hand, an observer that records, a channel without a socket.
 
-Laws: nothing here sleeps or polls; time passes only by `ManualClock.advance`, a batch ends when the test says so.
+Invariants: nothing here sleeps or polls; time passes only by `ManualClock.advance`, a batch ends when the test says so.
 """
 
 from __future__ import annotations
@@ -64,6 +64,11 @@ class ManualClock:
             if call.callback is not None:
                 call.callback()
         self._now = until
+
+    def pause(self, seconds: float) -> None:
+        """Let time pass while the process is stopped: afterwards each call that is due by then is made late."""
+        self._now += seconds
+        self.advance(0)
 
     @property
     def num_calls(self) -> int:

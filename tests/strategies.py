@@ -156,4 +156,4 @@ def calls(
     masks = draw(masks_for(sizes, max_masks=max_masks))
     wanted = draw(st.one_of(st.none(), weights_wanted(sizes)))
     query = randn(batch, queries, spec.query_width, seed=seed, dtype=dtype)
-    return Drawn(Call("layer", query, key, value, engine_mask(masks, sizes), wanted), masks)
+    return Drawn(Call(query, key, value, engine_mask(masks, sizes), wanted), masks)

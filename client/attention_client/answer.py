@@ -8,11 +8,10 @@ status decides the base class, so `except Refused` also catches the new errors o
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
-from typing import Any, Generic, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from attention_client import errors
 from attention_client.arrays import Array, Raw, made_like
@@ -26,6 +25,8 @@ _REPORTED = (errors.Rejected, errors.Refused, errors.Failed, errors.LayerError)
 _KINDS = {kind.code: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, _REPORTED)}
 _BY_STATUS = {429: errors.Refused, 502: ConnectionFailed, 503: errors.Refused, 504: errors.DeadlineExceeded}
 _BY_HUNDRED = {4: errors.Rejected, 5: errors.Failed}
+
+Result = TypeVar("Result")
 
 
 class Reply(NamedTuple):
@@ -120,19 +121,17 @@ class Layer:
 
 
 def read_answer(reply: Reply, query: Array, sent: Raw) -> Answer[Array]:
-    """Decode the reply to an attend call; `sent` is the query as it was sent. Raises BadAnswer if the two do not match."""
-    with _bad_answer(reply):
-        arrays, facts = _decoded(reply, query, sent)
-        layer = facts["layer"]
-        return Answer(layer=layer["name"], digest=layer["digest"], **_shared_fields(reply, arrays, facts))
+    """Decode the reply to an attend call; `sent` is the query as it was sent, which the output must match."""
+    arrays, facts = _decoded(reply, query, sent)
+    layer = facts["layer"]
+    return Answer(layer=layer["name"], digest=layer["digest"], **_shared_fields(reply, arrays, facts))
 
 
 def read_attention(reply: Reply, query: Array, sent: Raw) -> AttentionAnswer[Array]:
-    """Decode the reply to a call of attention without a layer. Raises BadAnswer."""
-    with _bad_answer(reply):
-        arrays, facts = _decoded(reply, query, sent)
-        extras = {name: arrays.get(name) for name in EXTRAS}
-        return AttentionAnswer(**_shared_fields(reply, arrays, facts) | extras)
+    """Decode the reply to a call of attention without a layer, as `read_answer` does."""
+    arrays, facts = _decoded(reply, query, sent)
+    extras = {name: arrays.get(name) for name in EXTRAS}
+    return AttentionAnswer(**_shared_fields(reply, arrays, facts) | extras)
 
 
 def _shared_fields(reply: Reply, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,28 +155,25 @@ def _decoded(reply: Reply, query: Array, sent: Raw) -> tuple[dict[str, Array], d
         raise ValueError("the answer is not a safetensors body; is this the address of an attention service?")
     tensors, metadata = read(reply.content)
     output = tensors["output"]
-    if (output.dtype, output.shape[:-1]) != (sent.dtype, sent.bits.shape[:-1]):
+    if (output.dtype, output.bits.shape[:-1]) != (sent.dtype, sent.bits.shape[:-1]):
         raise ValueError("the output has another dtype or another number of rows than the query")
-    return {name: made_like(query, entry) for name, entry in tensors.items()}, json.loads(metadata["response"])
+    return {name: made_like(query, tensor) for name, tensor in tensors.items()}, json.loads(metadata["response"])
 
 
 def read_json(reply: Reply) -> dict[str, Any]:
-    """Decode a JSON object. Raises BadAnswer for anything else."""
-    with _bad_answer(reply):
-        found = json.loads(reply.content)
-        if not isinstance(found, dict):
-            raise TypeError
-        return found
+    """Decode a JSON object; TypeError for any other JSON."""
+    found = json.loads(reply.content)
+    if not isinstance(found, dict):
+        raise TypeError
+    return found
 
 
 def read_layers(reply: Reply) -> list[Layer]:
-    with _bad_answer(reply):
-        return [_layer(facts) for facts in read_json(reply)["layers"]]
+    return [_layer(facts) for facts in read_json(reply)["layers"]]
 
 
 def read_layer(reply: Reply) -> Layer:
-    with _bad_answer(reply):
-        return _layer(read_json(reply))
+    return _layer(read_json(reply))
 
 
 def _layer(facts: Mapping[str, Any]) -> Layer:
@@ -185,11 +181,10 @@ def _layer(facts: Mapping[str, Any]) -> Layer:
     return Layer(**named, facts=facts)
 
 
-@contextlib.contextmanager
-def _bad_answer(reply: Reply) -> Iterator[None]:
-    """Raise BadAnswer for the errors that a damaged or foreign answer causes."""
+def read_reply(reply: Reply, read: Callable[[Reply], Result]) -> Result:
+    """Return what `read` makes of the reply. Raises BadAnswer for the errors that a damaged or foreign answer causes there."""
     try:
-        yield
+        return read(reply)
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         words = "the answer is damaged, or does not come from an attention service"
         bad = BadAnswer(f"{words}: {error}" if isinstance(error, ValueError) else words)

@@ -27,18 +27,10 @@ _WIDENED = dict.fromkeys(("int8", "uint8", "int16", "uint16", "uint32"), "int64"
 
 
 class Raw(NamedTuple):
-    """An array ready to be sent: contiguous, on the CPU. `bits` may have another dtype than `dtype`, of the same width."""
+    """An array as a body holds it: contiguous, on the CPU. `bits` may have another dtype than `dtype`, of the same width."""
 
     dtype: str
     bits: npt.NDArray[Any]
-
-
-class Entry(NamedTuple):
-    """One tensor of a safetensors body, with its own copy of the data; `dtype` is one of VALUES."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    data: bytearray
 
 
 def raw(array: object, param: str, allowed: frozenset[str]) -> Raw:
@@ -66,13 +58,22 @@ def raw(array: object, param: str, allowed: frozenset[str]) -> Raw:
     return Raw(dtype, np.asarray(bits, bits.dtype.newbyteorder("<") if bits.dtype.kind in "fi" else None, order="C"))
 
 
-def made_like(like: Array, entry: Entry) -> Array:
-    """Return the entry as a writable array of the kind of `like`; on the CPU it uses the entry's memory."""
+def made_like(like: Array, found: Raw) -> Array:
+    """Return the tensor of a body as an array of the kind of `like`, writable; on the CPU it uses the same memory."""
     if isinstance(like, np.ndarray):
-        return np.frombuffer(entry.data, dtype=_numpy_dtype(entry.dtype)).reshape(entry.shape)
+        if found.dtype != "bfloat16":
+            return found.bits
+        # An optional dependency: it defines the dtype, so it is installed wherever a NumPy array of bfloat16 exists.
+        import ml_dtypes  # noqa: PLC0415
+
+        return found.bits.view(ml_dtypes.bfloat16)
     torch = sys.modules["torch"]
-    flat = torch.frombuffer(entry.data, dtype=getattr(torch, entry.dtype))
-    return flat.reshape(entry.shape).to(like.device)  # type: ignore[no-any-return]
+    return torch.from_numpy(found.bits).view(getattr(torch, found.dtype)).to(like.device)  # type: ignore[no-any-return]
+
+
+def bits_dtype(name: str) -> np.dtype[Any]:
+    """Return the dtype of the bits of values that come as bytes: int16 for bfloat16, which NumPy lacks."""
+    return np.dtype("int16" if name == "bfloat16" else name).newbyteorder("<")
 
 
 def _of_tensor(tensor: Any, torch: Any) -> tuple[str, npt.NDArray[Any]]:
@@ -86,12 +87,3 @@ def _of_tensor(tensor: Any, torch: Any) -> tuple[str, npt.NDArray[Any]]:
         return "bfloat16", found.view(torch.int16).numpy(force=True)
     bits = found.numpy(force=True)
     return bits.dtype.name, bits
-
-
-def _numpy_dtype(name: str) -> np.dtype[Any]:
-    if name != "bfloat16":
-        return np.dtype(name)
-    # An optional dependency: it defines the dtype, so it is installed wherever a NumPy array of bfloat16 exists.
-    import ml_dtypes  # noqa: PLC0415
-
-    return np.dtype(ml_dtypes.bfloat16)  # type: ignore[no-any-return]  # it may not be installed

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, Coroutine, Mapping, S
 from typing import Any, Self, overload
 
 from attention_client import attend_many as many
-from attention_client.answer import Answer, AttentionAnswer, Layer, read_json, read_layer, read_layers
+from attention_client.answer import Answer, AttentionAnswer, Layer, read_attention, read_json, read_layer, read_layers
 from attention_client.arrays import Array
 from attention_client.attend_many import Items, OnError, Outcome
 from attention_client.errors import ServiceError
@@ -26,9 +26,9 @@ from attention_client.request import (
     ScoresWanted,
     WeightsWanted,
     attend_call,
-    attention_call,
     json_text,
     layer_path,
+    tensor_call,
 )
 
 AsyncItems = Items[Array] | AsyncIterable[Array | Request[Array]]
@@ -97,8 +97,9 @@ class AsyncClient(ClientOptions):
         """
         arrays = dict(query=query, key=key, value=value, past_key=past_key, past_value=past_value, sinks=sinks)
         options: dict[str, object] = dict(layout=layout, num_heads=num_heads, num_kv_heads=num_kv_heads, scale=scale)
-        options |= dict(softcap=softcap, scores=scores, present=present or None, lse=lse or None)
-        call = attention_call(arrays, masks, weights, masked_rows, options)
+        options |= dict(softcap=softcap, masks=masks, weights=weights, scores=scores)
+        options |= dict(present=present or None, lse=lse or None)
+        call = tensor_call(ATTENTION_PATH, read_attention, arrays, masked_rows, options)
         return await self.http.ask(call, timeout_s, request_id)
 
     @overload

@@ -1,7 +1,8 @@
 """Errors: the exception tree of the client, which mirrors that of the service.
 
 Invariants: the `code` of an error response names the class; it is the class's name in snake case unless the class says
-otherwise. Names, codes and parents are those of `service/errors.py` (tests/contract/test_client_errors.py compares them).
+otherwise. Names, codes and parents are those of `service/errors.py` (tests/contract/test_client_errors.py compares them), but
+for ClientError and its subclasses.
 """
 
 from __future__ import annotations
@@ -91,5 +92,5 @@ class LayerMissing(LayerError): ...
 class LayerNotLoaded(LayerError): ...
 
 class ClientError(ServiceError): """A failure that only the client detects."""
-class ConnectionFailed(ClientError): """No answer: refused, cut, unknown host, or a proxy without its service (`status` 502)."""
+class ConnectionFailed(ClientError): """No answer: refused, cut, unknown host, closed client, or a proxy without its service (`status` 502)."""
 class BadAnswer(ClientError): """The answer is damaged, too large, or does not come from an attention service."""

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import httpx2
 import stamina
 
-from attention_client.answer import OK, Reply, check
+from attention_client.answer import OK, Reply, check, read_reply
 from attention_client.errors import BadAnswer, ConnectionFailed, DeadlineExceeded, EngineDown, Refused, ServiceError
 from attention_client.options import ClientOptions, checked_request_id, checked_timeout, without_password
 from attention_client.request import Call
@@ -125,7 +125,7 @@ class HttpTransport:
         try:
             async with limit:
                 self._limits.add(limit)
-                return call.read(await self._retried(call, deadline, request_id))
+                return read_reply(await self._retried(call, deadline, request_id), call.read)
         except TimeoutError:
             error = DeadlineExceeded(f"no answer from {self._address} within {deadline.timeout_s} s")
             ended = ConnectionFailed("the client was closed before the answer came") if self._is_closed else error
@@ -179,11 +179,11 @@ class HttpTransport:
             async with self._http.stream(method, call.path, content=call.content, headers=headers) as got:
                 is_ok = got.status_code == OK
                 content = await _content(got, max_bytes if is_ok else MAX_PROBLEM_BYTES)
-        except (httpx2.HTTPError, httpx2.InvalidURL) as failure:
-            raise self._no_answer(failure) from None
-        except Exception as failure:
-            # Raised by a lower library, a socket or the caller's transport; chained, because it may be a bug there.
-            raise self._no_answer(failure) from failure
+        except Exception as failure:  # noqa: BLE001 (raised as another)
+            name = type(failure).__name__
+            failed = ConnectionFailed(f"no answer from {self._address}: {name}. Is the service running there?")
+            # One of a lower library, a socket or the caller's transport is chained, because it may be a bug there.
+            raise failed from (None if isinstance(failure, httpx2.HTTPError | httpx2.InvalidURL) else failure)
         if content is None and is_ok:
             error = BadAnswer(f"the answer of {self._address} is larger than {max_bytes} bytes")
             error.status = OK
@@ -203,10 +203,6 @@ class HttpTransport:
                 "install the client of the service's version",
                 stacklevel=2,
             )
-
-    def _no_answer(self, failure: Exception) -> ConnectionFailed:
-        name = type(failure).__name__
-        return ConnectionFailed(f"no answer from {self._address}: {name}. Is the service running there?")
 
 
 async def _content(got: httpx2.Response, max_bytes: int) -> bytes | None:

@@ -38,7 +38,7 @@ class LoopThread:
         return self._pid == os.getpid()
 
     def submit(self, coroutine: Coroutine[Any, Any, Result]) -> Future[Result]:
-        """Run the coroutine on the loop; cancelling the future cancels it. Raises RuntimeError once stopped."""
+        """Run the coroutine on the loop; cancelling the future cancels it. Raises RuntimeError once stopped, or in a fork."""
         if self.is_ours:  # else the lock may have been held at the fork
             with self._stopping:
                 if not self._is_stopped:
@@ -61,19 +61,25 @@ class LoopThread:
             future.cancel()
 
     def stop(self, *, wait: bool = True) -> None:
-        """Run `shut_down` and end the thread; a second call does nothing."""
-        if self.is_ours:
-            with self._stopping:
-                if not self._is_stopped:
-                    self._is_stopped = True
-                    asyncio.run_coroutine_threadsafe(self._end(), self._loop)
-            if wait:
-                self._thread.join()
+        """Run `shut_down`, whose error this raises if it waits, and end the thread; a second call only waits for the end."""
+        if not self.is_ours:
+            return
+        ended: Future[None] | None = None
+        with self._stopping:
+            if not self._is_stopped:
+                self._is_stopped = True
+                ended = asyncio.run_coroutine_threadsafe(self._end(), self._loop)
+                ended.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._loop.stop))
+        if wait:
+            self._thread.join()
+            if ended is not None:
+                ended.result()
 
     async def _end(self) -> None:
-        await self._shut_down()
-        await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()}, return_exceptions=True)
-        self._loop.stop()
+        try:
+            await self._shut_down()
+        finally:
+            await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()}, return_exceptions=True)
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Generic, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from attention_client.answer import Answer, AttentionAnswer, Reply, read_answer, read_attention
+from attention_client.answer import Answer, Reply, read_answer
 from attention_client.arrays import FLOATS, VALUES, Array, Raw, raw
 from attention_client.errors import InvalidInput, LayerNotFound, MaskKindRequired
 from attention_client.masks import Mask
@@ -75,46 +75,33 @@ class Call(Generic[Result]):
 def attend_call(layer: str, request: Request[Array]) -> Call[Answer[Array]]:
     """Encode an attend call. Raises InvalidInput, BadDtype, MaskKindRequired or LayerNotFound."""
     arrays = {"query": request.query, "key": request.key, "value": request.value}
-    path = f"{layer_path(layer)}/attend"
-    return _call(path, read_answer, arrays, request.masks, request.weights, request.masked_rows, {})
+    options = {"masks": request.masks, "weights": request.weights}
+    return tensor_call(f"{layer_path(layer)}/attend", read_answer, arrays, request.masked_rows, options)
 
 
-def attention_call(
-    arrays: Mapping[str, Array | None],
-    masks: Sequence[Mask],
-    weights: WeightsWanted,
-    masked_rows: MaskedRows,
-    options: Mapping[str, object],
-) -> Call[AttentionAnswer[Array]]:
-    """Encode a call of attention without a layer; `options` are its other fields by name, and None leaves a field out.
-
-    Raises InvalidInput, BadDtype or MaskKindRequired.
-    """
-    scores = options.get("scores")
-    named = {**options, "scores": {"stage": scores} if isinstance(scores, str) else scores}
-    return _call(ATTENTION_PATH, read_attention, arrays, masks, weights, masked_rows, named)
-
-
-def _call(
+def tensor_call(
     path: str,
     read: Callable[[Reply, Array, Raw], Result],
     arrays: Mapping[str, Array | None],
-    masks: Sequence[Mask],
-    weights: WeightsWanted,
     masked_rows: MaskedRows,
-    options: Mapping[str, object],
+    options: Mapping[str, Any],
 ) -> Call[Result]:
+    """Encode a call with its arrays in binary; `options` are its other fields by name, and None leaves a field out.
+
+    Raises InvalidInput, BadDtype or MaskKindRequired.
+    """
     given = {name: array for name, array in arrays.items() if array is not None}
     tensors = {name: raw(array, f"/{name}", FLOATS) for name, array in given.items()}
     query, sent = given["query"], tensors["query"]
-    fields: dict[str, object] = {name: value for name, value in options.items() if value is not None}
-    if masks is not None and (found := _masks(masks, tensors)):
+    fields = {name: value for name, value in options.items() if value is not None}
+    if (masks := fields.pop("masks", None)) is not None and (found := _masks(masks, tensors)):
         fields["masks"] = found
-    if isinstance(weights, Weights):
+    if isinstance(weights := fields.get("weights"), Weights):
         named = {field.name: getattr(weights, field.name) for field in dataclasses.fields(Weights)}
         fields["weights"] = {name: value for name, value in named.items() if value is not None}
-    elif weights is not None:
-        fields["weights"] = {"form": weights} if isinstance(weights, str) else weights
+    for name, part in (("weights", "form"), ("scores", "stage")):  # their short forms
+        if isinstance(fields.get(name), str):
+            fields[name] = {part: fields[name]}
     if masked_rows != "zero":
         fields["masked_rows"] = masked_rows
     content = write(tensors, {"request": json_text(fields)})

@@ -11,9 +11,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from safetensors import SafetensorError, TensorSpec, deserialize, serialize
 
-from attention_client.arrays import Entry, Raw
+from attention_client.arrays import Raw, bits_dtype
 
 MEDIA_TYPE = "application/vnd.safetensors"
 _LENGTH_BYTES = 8
@@ -29,14 +30,15 @@ def write(tensors: Mapping[str, Raw], metadata: Mapping[str, str]) -> bytes:
     return serialize(specs, dict(metadata))
 
 
-def read(body: bytes) -> tuple[dict[str, Entry], dict[str, Any]]:
-    """Return the tensors by name, and the metadata. Raises ValueError."""
+def read(body: bytes) -> tuple[dict[str, Raw], dict[str, Any]]:
+    """Return the tensors by name, each writable in memory of its own, and the metadata. Raises ValueError."""
     try:
         found = deserialize(body)  # type: ignore[no-untyped-call]
         header = json.loads(body[_LENGTH_BYTES : _LENGTH_BYTES + int.from_bytes(body[:_LENGTH_BYTES], "little")])
-        entries = {
-            name: Entry(_DTYPES[tensor["dtype"]], tuple(tensor["shape"]), tensor["data"]) for name, tensor in found
-        }
+        tensors = {}
+        for name, tensor in found:
+            dtype = _DTYPES[tensor["dtype"]]
+            tensors[name] = Raw(dtype, np.frombuffer(tensor["data"], bits_dtype(dtype)).reshape(tensor["shape"]))
     except (SafetensorError, KeyError, RecursionError):
         raise ValueError("the body is not a complete safetensors file with dtypes of the service") from None
-    return entries, header.get("__metadata__", {})
+    return tensors, header.get("__metadata__", {})

@@ -51,7 +51,6 @@ class RequestRecord:
     bytes_out: int = 0
     tokens: int | None = None
     masked_rows: int = 0
-    batch_requests: int | None = None
     receive_s: float | None = None
     decode_s: float | None = None
     queue_s: float | None = None
@@ -157,49 +156,36 @@ class OuterMiddleware:
             end(record, self._now() - record.started)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        record = record_of(scope)
+        record, method = record_of(scope), scope["method"]
         try:
-            if (refusal := scope.get(REFUSED)) is not None:
+            if (refusal := scope.get(REFUSED)) is not None:  # its path is a guess, so it has no route
                 raise refusal  # noqa: TRY301 (answered, counted and logged like any other)
-            self._admit(scope, record)
-            if scope["method"] == "POST" and (hot := self._hot_route(scope["path"])) is not None:
+            hot = self._hot_route(scope["path"]) if method == "POST" else None
+            template = self._template(scope) if hot is None else hot[0].path
+            # Set before access is decided: a refused request has the route that it would have if it were answered.
+            record.route = template or record.route
+            self._access.admit(scope)
+            if hot is not None:
                 route, child = hot
                 scope.update(child)
-                record.route = route.path
                 await route.app(scope, receive, send)
-                return
-            if scope["method"] == "OPTIONS":
+            elif method == "OPTIONS":
                 headers = [] if scope["path"] == "*" else [(b"allow", self._allowed(scope).encode("ascii"))]
                 await _send_whole(send, 204, headers, b"")
-                return
-            if scope["method"] == "HEAD":
-                # Copy the scope, because the server still needs the method HEAD.
-                scope = {**scope, "method": "GET"}
-            record.route = self._routed(scope)
-            await self._inner(scope, receive, send)
+            elif template is None:
+                allow = self._allowed(scope)
+                raise MethodNotAllowed(f"this path allows {allow}", allow=allow)  # noqa: TRY301 (as above)
+            else:
+                await self._inner(_as_get(scope), receive, send)
         except ClientGone:
             raise
         except Exception as error:  # noqa: BLE001 (no foreign exception may leave the application)
             await self._problem(error, send, record)
 
-    def _admit(self, scope: Scope, record: RequestRecord) -> None:
-        try:
-            self._access.admit(scope)
-        except ServiceError:  # refused before routing, but its log line and its count must name the route
-            record.route = self._template(scope, Match.FULL, Match.PARTIAL) or record.route
-            raise
-
-    def _routed(self, scope: Scope) -> str:
-        """Return the path template of the request's route; raise RouteNotFound or MethodNotAllowed if it has none."""
-        template = self._template(scope, Match.FULL)
-        if template is None:
-            allow = self._allowed(scope)
-            raise MethodNotAllowed(f"this path allows {allow}", allow=allow)
-        return template
-
-    def _template(self, scope: Scope, *wanted: Match) -> str | None:
-        """Return the path template of the first route that matches as wanted."""
-        found = (route.path.rstrip("/") or "/" for route in self._routes if route.matches(scope)[0] in wanted)
+    def _template(self, scope: Scope) -> str | None:
+        """Return the path template of the request's route; None if no route takes its path and method."""
+        scope = _as_get(scope)
+        found = (route.path.rstrip("/") or "/" for route in self._routes if route.matches(scope)[0] is Match.FULL)
         return next(found, None)
 
     async def _problem(self, raised: Exception, send: Send, record: RequestRecord) -> None:
@@ -235,6 +221,11 @@ def _hot_route(hot: Sequence[Route], path: str) -> tuple[Route, Scope] | None:
         if match is Match.FULL:
             return route, child
     return None
+
+
+def _as_get(scope: Scope) -> Scope:
+    """Return the scope as the routes see it: HEAD is GET, in a copy, because the server still needs the method HEAD."""
+    return {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
 
 
 def _flat(routes: Iterable[BaseRoute]) -> Iterator[Route]:

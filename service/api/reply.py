@@ -125,12 +125,14 @@ async def send_reply(send: Send, headers: Headers, pieces: Iterable[Piece], codi
         if size >= MIN_COMPRESSED:
             headers = [*headers, (b"content-encoding", coding)]
             pieces, cost = _compressed(itertools.chain(pieces, rest), coding), lambda _: SLICE_COST
+    rest = iter(())
     if isinstance(pieces, Sequence):
-        begun, rest, size = pieces, iter(()), sum(map(len, pieces))
+        begun, size, has_length = pieces, sum(map(len, pieces)), True
     else:
         rest = iter(pieces)
         begun, size = await collected(rest, WHOLE_BYTES, cost)
-    if size <= WHOLE_BYTES or isinstance(pieces, Sequence):
+        has_length = size <= WHOLE_BYTES
+    if has_length:
         headers = [*headers, (b"content-length", str(size).encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     if size <= WHOLE_BYTES:

@@ -188,12 +188,14 @@ class RequestContext:
         self._is_binary = is_binary
         limits = self.limits.body
         coding, num_announced = self.fields.make(announced_body, codings, limits.max_bytes)
+        asked_s = self.fields.make(_asked_timeout_s)
+        self.shorten(asked_s or None)
         self._check_lane(layer, num_announced)
         if self._requests.bodies.num_bytes:
-            self.shorten(self.fields.make(_asked_timeout_s))
             self._check_bodies(num_announced)
         parts = await read_body(coding, self._cycle, limits, self._body_bytes.grow, self._requests.run_off_loop)
-        self.shorten(self.fields.make(_asked_timeout_s))
+        if asked_s == 0:  # reported after the body's size and coding, however long the queue is
+            raise InvalidInput("X-Request-Timeout-Ms must be a whole number of milliseconds, at least 1")
         self._complete = self._requests.now()
         self._record.receive_s = self._complete - self._record.started
         self._record.bytes_in, self._record.stage = sum(map(len, parts)), "decoding"
@@ -280,12 +282,11 @@ class RequestContext:
         work, deadline = LayerCall(layer.loaded, call), self._complete + self._timeout_s
         lane = self._lane(layer, cost, is_float64=work.is_float64)
         outcome = await self._requests.batcher.submit(work, lane=lane, cost=cost, deadline=deadline, caller=self._key)
-        batch = outcome.batch
-        record.batch, record.batch_requests = batch, batch.requests
+        record.batch = outcome.batch
         record.queue_s, record.compute_s = outcome.queue_s, outcome.compute_s
         record.masked_rows, record.stage = request.masked_rows, "sending"
         self._answered = self._requests.now()
-        facts = AnswerFacts(request.masked_rows, layer.name, layer.digest, batch, self._timing_ms)
+        facts = AnswerFacts(request.masked_rows, layer.name, layer.digest, outcome.batch, self._timing_ms)
         return request.tensors(outcome.result), facts
 
     async def send(self, send: Send, headers: Headers, pieces: Iterable[Piece], coding: bytes | None) -> None:
@@ -308,14 +309,12 @@ class RequestContext:
 
 
 def _asked_timeout_s(fields: HeaderFields) -> float | None:
-    """Return X-Request-Timeout-Ms, which may shorten the deadline, in seconds; raise InvalidInput if it is no whole number."""
+    """Return X-Request-Timeout-Ms, which may shorten the deadline, in seconds; 0 unless it is a whole number of at least 1."""
     values = fields[b"x-request-timeout-ms"]
     if not values:
         return None
     asked = values[0].lstrip(b"0") if len(values) == 1 else b""
-    if not asked.isdigit():
-        raise InvalidInput("X-Request-Timeout-Ms must be a whole number of milliseconds, at least 1")
-    return float(asked) / 1000  # infinite if it has very many digits
+    return float(asked) / 1000 if asked.isdigit() else 0.0  # infinite if it has very many digits
 
 
 class Layers(Protocol):

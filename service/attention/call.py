@@ -36,7 +36,6 @@ class WeightsWanted:
 class Call(NamedTuple):
     """One attention call: query [B, L, Dq]; key [B, S, Dk], None = the query; value [B, S, Dv], None = the key."""
 
-    layer: str
     query: torch.Tensor
     key: torch.Tensor | None = None
     value: torch.Tensor | None = None

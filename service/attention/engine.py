@@ -135,8 +135,9 @@ class Engine:
         self._lock = threading.Lock()  # held by the thread that computes
         self._is_closed = False
         self._loaded: weakref.WeakSet[LoadedLayer] = weakref.WeakSet()  # changed on the callers' thread only
-        self._load_step_began: float | None = None  # by time.perf_counter, while a step of a load runs
         # Written by the thread that computes; readers on other threads see a slightly old value.
+        self.load_step_began: float | None = None
+        """By time.perf_counter, while a step of a load runs."""
         self.busy_seconds = 0.0
         self.filler_rows = 0
         """Filler rows computed so far (see `projection.py`)."""
@@ -193,12 +194,6 @@ class Engine:
             return torch.cuda.memory_reserved(self.options.device)
         return sum(loaded.num_bytes for loaded in list(self._loaded))
 
-    @property
-    def load_step_s(self) -> float:
-        """How long the running step of a load has taken so far, in seconds; 0 if none runs."""
-        began = self._load_step_began
-        return 0.0 if began is None else time.perf_counter() - began
-
     def release(self) -> Future[None]:
         """Return memory that no layer needs any more to the device or, on a CPU, to the system."""
         return self._submit(self._locked, self._release)
@@ -254,7 +249,7 @@ class Engine:
             if done.set_running_or_notify_cancel():  # if cancelled, this ends a `concurrent.futures.wait` for it
                 done.set_exception(EngineDown(_CLOSED))
             return
-        self._load_step_began = started = time.perf_counter()
+        self.load_step_began = started = time.perf_counter()
         try:
             next(steps)
             loaded.seconds += time.perf_counter() - started
@@ -266,7 +261,7 @@ class Engine:
             if done.set_running_or_notify_cancel():
                 done.set_exception(EngineDown(_DOWN) if _has_device_failed(error) else error)
         finally:
-            self._load_step_began = None
+            self.load_step_began = None
 
     def _variant_steps(self, loaded: LoadedLayer, dtype: torch.dtype) -> Iterator[None]:
         """Build a layer in `dtype`, warm it up and check it, one forward pass a step; then calls use it."""

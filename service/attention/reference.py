@@ -7,6 +7,7 @@ the fast path. `layers import` and `check`, `compare` and `golden` compare with 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -57,6 +58,26 @@ def scaled_dot_product(
     sink = np.full((len(q[0]), 1, 1), -np.inf) if sinks is None else sinks.astype(np.float64).reshape(-1, 1, 1)
     weights, lse = _softmax(scores, sink)
     return weights @ v, lse
+
+
+def added_by(mask: Mapping[str, Any], rows: int, keys: int) -> np.ndarray:
+    """Return what a mask adds to the scores, -inf = may not attend; it broadcasts to [B, N, L, S].
+
+    `mask` has the fields of a mask of a request, with its values as an array, `align` and `axes` given, and no offset.
+    """
+    if mask["kind"] in ("causal", "window"):
+        # For each query row and key: how many keys the key lies before the row's own key.
+        before = np.arange(rows)[:, None] + (keys - rows) * (mask["align"] == "bottom_right") - np.arange(keys)
+        blocked = before < 0 if mask["kind"] == "causal" else (before > mask["left"]) | (before < -mask["right"])
+    elif mask["kind"] == "lengths":
+        blocked = np.arange(keys) >= mask["values"][:, None, None, None]
+    else:
+        sizes = dict(zip(mask["axes"], mask["values"].shape, strict=True))
+        table: np.ndarray = mask["values"].reshape([sizes.get(axis, 1) for axis in "bhls"])
+        if mask["kind"] == "bias":
+            return table.astype(np.float64)
+        blocked = table == (mask["kind"] == "ignore")
+    return np.where(blocked, -np.inf, 0.0)
 
 
 def _softmax(scores: np.ndarray, sink: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

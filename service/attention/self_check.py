@@ -68,7 +68,7 @@ def _layer_checks(layer: Layer) -> Iterator[bool]:
         answers = layer.forward([calls[i] for i in batch])
         yield all(torch.equal(answer.output, alone[i]) for i, answer in zip(batch, answers, strict=True))
     for length in filter(layer.may_share, SAME_LENGTHS):
-        call = Call("", _rows(layer, length, layer.spec.query_width, torch.Generator().manual_seed(SEED)))
+        call = Call(_rows(layer, length, layer.spec.query_width, torch.Generator().manual_seed(SEED)))
         (same,) = layer.forward([call])
         yield True
         yield all(torch.equal(answer.output, same.output) for answer in layer.forward([call, call]))
@@ -96,7 +96,7 @@ def sample_calls(layer: Layer) -> list[Call]:
         mask = CombinedMask(sizes, (causal(sizes, 0),)) if i % 3 == 2 else None  # noqa: PLR2004 (every third)
         key = None if is_self_possible and i % 2 else rows(length, spec.key_width)
         value = None if key is None else rows(length, spec.value_width)
-        calls.append(Call("", rows(length, spec.query_width), key, value, mask))
+        calls.append(Call(rows(length, spec.query_width), key, value, mask))
     return calls
 
 

@@ -1,8 +1,8 @@
 """Admission: refuses what cannot run or would be late; Speed forecasts answers, Congestion detects sustained overload.
 
 Independent of asyncio, the engine, clocks and the settings.
-Invariants: A request that could never run is not admitted. A refusal for cost or for a full queue names the value and the limit.
-Every QueueFull carries a retry time.
+Invariants: A request that could never run is not admitted. A refusal for cost or for lack of room names the value and the limit,
+unless the limit is a key's share. Every QueueFull carries a retry time.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ BURST_S = 0.1
 CALM_S = 4 * BURST_S
 # A queue with more batches than this is long. Fewer would make three callers, each with requests that fill a batch, an overload.
 MAX_BATCHES = 2
-# A lane's own rate counts for at least this part of the engine's: a lane with few jobs drains slowly, so its own rate alone
-# would allow it ever fewer.
+# A lane's own rate counts for at least this part of the engine's: a lane with few jobs drains slowly, and its own rate alone
+# would lower its limit at every batch.
 LEAST_RATE = 0.5
 # With each batch, a lane's rate forgets this part of the earlier batches.
 FORGET = 0.1
@@ -36,12 +36,14 @@ WINDOW = 16
 # A coarse clock may measure 0.
 SHORTEST_S = 1e-6
 LONGEST_RETRY_S = 60
-# A caller may hold at most four times what stays free for others: alone, at most four fifths of the queue.
+# A caller that has jobs waiting may hold at most four times what stays free for others: alone, at most four fifths of the queue.
 SHARE = 4
 
 
 class _Long(NamedTuple):
-    """A lane with a long queue: the flops it may keep, since when it is long, the flops it held then, and whether this lasts."""
+    """A lane with a long queue: the flops it may keep, since when it is long, the flops it held then, whether it is overloaded,
+    and when it last refused a request.
+    """
 
     most: float
     since: float
@@ -129,13 +131,16 @@ class Congestion:
         self._drains.clear()
 
     def _emptied(self, lane: Hashable, now: float) -> None:
+        """End what lasted until the lane was empty; an overload in which a request was refused lately outlasts this."""
         self._drains.pop(lane, None)
-        before = self._long.pop(lane, None)
-        if before is not None and before.is_overloaded and now - before.refused_at < CALM_S:
-            self._long[lane] = before  # the overload outlasts an empty queue
+        before = self._long.get(lane)
+        if before is not None and now - before.refused_at >= CALM_S:
+            del self._long[lane]
 
     def refuse(self, lane: Hashable, queued_flops: int, now: float) -> float | None:
         """Return how long the lane has been overloaded if it refuses a request now; None if it does not."""
+        if lane not in self._drains:  # no batch has left work since the lane was empty
+            self._emptied(lane, now)
         found = self._long.get(lane)
         if found is None or not found.is_overloaded or queued_flops < found.most:
             return None
@@ -283,17 +288,20 @@ class Admission:
         Source: dynamic thresholds (Choudhury and Hahne 1998).
         """
         lanes, limits, held = self._lanes, self._limits, self._lanes.held(caller)
-        return held.num_jobs > 0 and (
-            held.num_jobs >= SHARE * (limits.capacity - lanes.num_jobs)
-            or held.num_bytes + cost.input_bytes > SHARE * (limits.max_bytes - lanes.num_bytes - cost.input_bytes)
-            or held.num_cells + cost.cells > SHARE * (limits.max_cells - lanes.num_cells - cost.cells)
+        return held.num_jobs > 0 and any(
+            own + new > SHARE * (limit - num_waiting - new)
+            for own, new, num_waiting, limit in (
+                (held.num_jobs, 1, lanes.num_jobs, limits.capacity),
+                (held.num_bytes, cost.input_bytes, lanes.num_bytes, limits.max_bytes),
+                (held.num_cells, cost.cells, lanes.num_cells, limits.max_cells),
+            )
         )
 
     def check_congestion(self, lane: Hashable, now: float, caller: Hashable, num_coming: int = 0) -> None:
         """Raise QueueFull if the lane is in sustained overload, where waiting adds only latency.
 
-        With several callers, only those above their fair share are refused. `num_coming` requests of the usual size that have
-        not joined the queue yet count like those that wait.
+        With several callers, only those above their fair share are refused. `num_coming` requests that have not joined the queue
+        yet count like the caller's that wait, and not at all if none waits.
         """
         if not self.congestion.has_long_queue:
             return

@@ -14,6 +14,9 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from service.batching.job import BatchInfo
 
+# A step is stuck if it has not ended at this many checks, spread over `ComputeLimits.max_s`: a pause of the process adds none.
+STUCK_CHECKS = 5
+
 P_contra = TypeVar("P_contra", contravariant=True)
 R_co = TypeVar("R_co", covariant=True)
 

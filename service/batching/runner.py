@@ -17,13 +17,14 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic
 
 from service.batching.admission import SHORTEST_S, WINDOW, Speed
-from service.batching.engine_protocol import ComputeLimits, Engine, Observer, Preempted
+from service.batching.engine_protocol import STUCK_CHECKS, ComputeLimits, Engine, Observer, Preempted
 from service.batching.job import BatchInfo, Job, P, R, Work
 from service.errors import CostLimit, EngineDown, EngineFailed, ServiceError
-from service.loop_time import Clock
+from service.loop_time import Clock, Handle
 
 STUCK = "the engine is stuck: a batch runs longer than any batch may"
 # Loop ticks from a request in a socket to a job or to another answer: the first reads it, the second runs its task.
@@ -182,7 +183,7 @@ class Runner(Generic[P, R]):
         """Return the last step's future (None: no caller waits) and the seconds of all steps; batches in between do not count."""
         total_s, started_at = 0.0, self._clock.now()
         while True:
-            await wait_for(future, self._clock, started_at + self._max_s)
+            await wait_for(future, self._clock, self._max_s)
             step_s = self._clock.now() - started_at
             total_s += step_s
             batch = preempted(future)
@@ -220,26 +221,32 @@ class Runner(Generic[P, R]):
         return [[job] for job in left]
 
 
-async def wait_for(future: Future[Sequence[R] | Any], clock: Clock, until: float) -> None:
-    """Return when the engine's future is done; raise EngineDown if it is not done at `until` (a finite time).
+async def wait_for(future: Future[Sequence[R] | Any], clock: Clock, max_s: float) -> None:
+    """Return when the engine's future is done; raise EngineDown if it is not done at the last of STUCK_CHECKS checks in `max_s`.
 
     A batch that has not begun by then, or when this is cancelled, is cancelled too. Not `asyncio.wrap_future`: that never ends on
     a StopIteration, and shows a batch the engine cancelled as a cancellation of the caller.
     """
     loop, done = asyncio.get_running_loop(), asyncio.Event()
+    timer: Handle
+
+    def check(num_left: int) -> None:
+        nonlocal timer
+        following = partial(check, num_left - 1) if num_left > 1 else done.set
+        timer = clock.call_at(clock.now() + max_s / STUCK_CHECKS, following)
 
     def wake(_: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop was closed before its engine
             loop.call_soon_threadsafe(done.set)
 
     future.add_done_callback(wake)
-    bound = clock.call_at(until, done.set)
+    check(STUCK_CHECKS)
     try:
         await done.wait()
         if not future.done():
             raise EngineDown(STUCK)
     finally:
-        bound.cancel()
+        timer.cancel()
         future.cancel()
 
 

@@ -25,8 +25,8 @@ from attention_client.options import without_password
 from service.errors import InvalidInput, ServiceError
 
 if TYPE_CHECKING:
-    from service.attention.engine import Engine, LoadedLayer
-    from service.layers.stored_layer import StoredLayer
+    from service.attention.engine import Engine
+    from service.layers.catalog import Served
 
 TIMEOUT_S = 60.0
 _FOREIGN = "a field of the answer is missing or has another type"
@@ -38,22 +38,21 @@ class AskFailed(ServiceError):
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Reply:
-    """output [L, D] or [B, L, D]; weights by name ("weights", or "values", "indices", "rest"); `facts` has the other fields.
+    """Arrays by name: "output", and "weights", or "values", "indices" and "rest"; `facts` has the other fields.
 
-    Without a layer the output has the layout of the query. Then `weights` also holds the scores, the lse and the present key and
-    value that the answer has.
+    The output is [L, D] or [B, L, D]. Without a layer it has the layout of the query, and the scores, the lse and the present key
+    and value that the answer has are among the arrays.
     """
 
-    output: np.ndarray
-    weights: dict[str, np.ndarray]
+    arrays: dict[str, np.ndarray]
     facts: dict[str, Any]
 
     def array(self, name: str, *shapes: tuple[int | None, ...]) -> np.ndarray:
-        """Return the output or one of the weights, which must have one of these shapes (None is any size above 0).
+        """Return one of the arrays, which must have one of these shapes (None is any size above 0).
 
         `asking` reports the BadAnswer that this raises otherwise.
         """
-        found = self.output if name == "output" else self.weights.get(name)
+        found = self.arrays.get(name)
         if found is not None and found.size:
             for shape in shapes:
                 if len(shape) == found.ndim and all(a in (None, b) for a, b in zip(shape, found.shape, strict=True)):
@@ -66,9 +65,8 @@ Ask: TypeAlias = Callable[[str | None, dict[str, Any]], Reply]
 
 def tensor_field(array: np.ndarray) -> dict[str, Any]:
     """Return an array as the contract's base64 tensor object."""
-    little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
-    data = pybase64.b64encode(little.tobytes()).decode("ascii")
-    return {"dtype": array.dtype.name, "shape": list(array.shape), "data": data}
+    data = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+    return {"dtype": array.dtype.name, "shape": list(array.shape), "data": pybase64.b64encode(data).decode()}
 
 
 def load_array(path: Path, name: str | None = None) -> np.ndarray:
@@ -99,18 +97,19 @@ def asking(where: Path | str, api_key: str | None = None) -> Iterator[Ask]:
         import torch
 
         from service.attention.engine import Engine, EngineOptions
+        from service.layers.catalog import ServedAttention, ServedLayer
         from service.layers.store import Store
 
         with contextlib.closing(Engine(EngineOptions(torch.device("cpu"), torch.float32))) as engine:
-            # A layer is read, loaded and self-checked once for all bodies.
-            stored = functools.cache(Store(where).load)
 
-            @functools.cache
-            def loaded(layer: str | None) -> LoadedLayer:
-                parts = (None, {}) if layer is None else (stored(layer).spec, stored(layer).tensors)
-                return engine.load(*parts).result()
+            @functools.cache  # a layer is read, loaded and self-checked once for all bodies
+            def served(layer: str | None) -> Served:
+                if layer is None:
+                    return ServedAttention(engine.load(None, {}).result())
+                stored = Store(where).load(layer)
+                return ServedLayer(stored, engine.load(stored.spec, stored.tensors).result())
 
-            yield functools.partial(_ask_engine, engine, stored, loaded)
+            yield lambda layer, body: _computed(engine, served(layer), body)
         return
     try:
         # One attempt: a user at a terminal sees the error at once and can retry.
@@ -125,44 +124,36 @@ def asking(where: Path | str, api_key: str | None = None) -> Iterator[Ask]:
         raise AskFailed(prefix + error.message) from None
 
 
-def _ask_engine(
-    engine: Engine,
-    stored_layer: Callable[[str], StoredLayer],
-    loaded_layer: Callable[[str | None], LoadedLayer],
-    layer: str | None,
-    body: dict[str, Any],
-) -> Reply:
+def _computed(engine: Engine, model: Served, body: dict[str, Any]) -> Reply:
     from service.attention.engine import LayerCall
     from service.batching.job import BatchInfo
-    from service.layers.stored_layer import SDPA
+    from service.layers.catalog import ServedAttention
     from service.wire.answer import write_json
     from service.wire.attend_request import AnswerFacts, RequestLimits, check_request
     from service.wire.attention_request import check_attention
     from service.wire.json_document import parse
 
-    stored = None if layer is None else stored_layer(layer)
     unlimited = RequestLimits(*(2**62,) * 5)
     document = parse(json.dumps(body).encode(), max_depth=32, max_numbers=2**62)
-    if stored is None:
+    if isinstance(model, ServedAttention):
         request = check_attention(document, unlimited).counted()
     else:
-        request = check_request(document, stored.name, stored.spec, unlimited).counted()
-    answers: Any = engine.run([LayerCall(loaded_layer(layer), request.call)]).result()  # no batch is preempted here
+        request = check_request(document, model.name, model.spec, unlimited).counted()
+    answers: Any = engine.run([LayerCall(model.loaded, request.call)]).result()  # no batch is preempted here
     batch = BatchInfo(1, request.cost.sequences, request.cost.tokens)
-    facts = AnswerFacts(request.masked_rows, layer or SDPA, None if stored is None else stored.digest, batch, dict)
-    pieces = write_json(request.tensors(answers[0]), facts, request.form)
-    return _reply(orjson.loads(b"".join(pieces)))
+    facts = AnswerFacts(request.masked_rows, model.name, model.digest, batch, dict)
+    return _reply(orjson.loads(b"".join(write_json(request.tensors(answers[0]), facts, request.form))))
 
 
 def _reply(found: dict[str, Any]) -> Reply:
     """Return the reply in the JSON object of an answer; raises BadAnswer if another program than the service made it."""
     match found:
         case {"output": output, "weights": None}:
-            fields = {}
+            fields = {"output": output}
         case {"output": output, "weights": {"values": values, "indices": indices, "rest": rest}}:
-            fields = {"values": values, "indices": indices, "rest": rest}
+            fields = {"output": output, "values": values, "indices": indices, "rest": rest}
         case {"output": output, "weights": weights}:
-            fields = {"weights": weights}
+            fields = {"output": output, "weights": weights}
         case _:
             raise attention_client.BadAnswer(_FOREIGN)
     fields |= {name: found[name] for name in EXTRAS if found.get(name) is not None}
@@ -171,14 +162,19 @@ def _reply(found: dict[str, Any]) -> Reply:
         orjson.dumps(facts)
     except orjson.JSONEncodeError:  # a number or a text that the command could not print
         raise attention_client.BadAnswer(_FOREIGN) from None
-    return Reply(_array(output), {name: _array(field) for name, field in fields.items()}, facts)
+    return Reply(
+        {name: _array(field, "int32" if name == "indices" else "float32") for name, field in fields.items()}, facts
+    )
 
 
-def _array(field: Any) -> np.ndarray:
-    """Return a tensor of an answer, in any of its forms; the strings "nan" and "inf" become floats. Raises BadAnswer."""
+def _array(field: Any, name: str) -> np.ndarray:
+    """Return a tensor of an answer, in any of its forms, where lists have the dtype `name`; "nan" and "inf" become floats.
+
+    Raises BadAnswer.
+    """
     match field:
         case list():
-            name, shape = "float32", None
+            shape = None
             data: list[Any] | str = field
         case {"dtype": str(name), "shape": list(shape), "data": list() | str() as data} if name in VALUES:
             pass

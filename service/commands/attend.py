@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from service.commands.asking import Ask, Reply
 
-Layer = Annotated[str, typer.Argument(help="name of a served layer")]
 QueryFile = Annotated[Path | None, typer.Option("--query", help="query array, .npy: [L, d] or [B, L, d]")]
 KeyFile = Annotated[Path | None, typer.Option("--key", help="key array, .npy; default: the query")]
 ValueFile = Annotated[Path | None, typer.Option("--value", help="value array, .npy; default: the key")]
@@ -47,7 +46,7 @@ LayersDir = Annotated[Path, typer.Option("--layers-dir", envvar="ATTENTION_LAYER
 
 
 def attend(
-    layer: Layer,
+    layer: Annotated[str, typer.Argument(help="name of a served layer")],
     query: QueryFile = None,
     key: KeyFile = None,
     value: ValueFile = None,
@@ -65,9 +64,7 @@ def attend(
     """Send arrays through a layer, and print or save the answer."""
     from service.commands.asking import asking
 
-    body = _body(request, {"query": query, "key": key, "value": value}, causal, mask)
-    if weights is not None:
-        body["weights"] = _fields("form", weights)
+    body = _body(request, {"query": query, "key": key, "value": value}, causal, mask, weights)
     with asking(layers_dir if local else service_url(url), api_key) as ask:
         reply = ask(layer, body)
     _report(reply, out, as_json=as_json)
@@ -97,11 +94,9 @@ def attention(
     """Compute attention on arrays of your own, without a layer."""
     from service.commands.asking import asking
 
-    body = _body(request, {"query": query, "key": key, "value": value}, causal, mask)
+    body = _body(request, {"query": query, "key": key, "value": value}, causal, mask, weights)
     options = dict(layout=layout, num_heads=num_heads, num_kv_heads=num_kv_heads, scale=scale, softcap=softcap)
     body |= {name: option for name, option in options.items() if option is not None}
-    if weights is not None:
-        body["weights"] = _fields("form", weights)
     if scores is not None:
         body["scores"] = {"stage": scores}
     if lse:
@@ -118,16 +113,15 @@ def _report(reply: Reply, out: Path | None, *, as_json: bool) -> None:
     if out is not None:
         _write(reply, out)
     if as_json:
-        arrays = {"output": reply.output, **reply.weights}
-        typer.echo(orjson.dumps({**{name: _lists(array) for name, array in arrays.items()}, **reply.facts}).decode())
+        lists = {name: _lists(array) for name, array in reply.arrays.items()}
+        typer.echo(orjson.dumps(lists | reply.facts).decode())
         return
     screen = console()
-    screen.print(f"output {_about(reply.output)}")
-    for name, array in reply.weights.items():
+    for name, array in reply.arrays.items():
         screen.print(f"{name} {_about(array)}")
     screen.print_json(orjson.dumps(reply.facts).decode())
     if out is not None:
-        what = "the output alone is " if out.suffix == ".npy" and reply.weights else ""
+        what = "the output alone is " if out.suffix == ".npy" and len(reply.arrays) > 1 else ""
         screen.print(f"{what}written to {out}", soft_wrap=True)
 
 
@@ -137,9 +131,9 @@ def _write(reply: Reply, out: Path) -> None:
     try:
         with out.open("wb") as file:
             if out.suffix == ".npy":
-                np.save(file, reply.output, allow_pickle=False)
+                np.save(file, reply.arrays["output"], allow_pickle=False)
             else:
-                np.savez(file, allow_pickle=False, output=reply.output, **reply.weights)
+                np.savez(file, allow_pickle=False, **reply.arrays)
     except OSError as error:
         raise InvalidInput(f"{out} cannot be written: {error.strerror}") from None
 
@@ -205,9 +199,9 @@ def _print_map(
 
 
 def _body(
-    request: Path | None, files: dict[str, Path | None], causal: str | None, given: list[str] | None
+    request: RequestFile, files: dict[str, Path | None], causal: Causal, masks: Masks, weights: Weights = None
 ) -> dict[str, Any]:
-    """Return the request body: that of the file `request` or one of the arrays in `files`, plus the `given` and causal masks.
+    """Return the request body: that of the file `request` or one of the arrays in `files`, plus the masks and the weights.
 
     Raises InvalidInput unless exactly one of the two is given.
     """
@@ -219,14 +213,16 @@ def _body(
         body = _json(request)
     else:
         body = {name: tensor_field(load_array(path)) for name, path in files.items() if path is not None}
-    added = [_fields("kind", text) for text in given or ()]
+    added = [_fields("kind", text) for text in masks or ()]
     if causal is not None:
         added.append({"kind": "causal", "align": causal})
     if added:
-        masks = body.get("masks", [])
-        if not isinstance(masks, list):
+        found = body.get("masks", [])
+        if not isinstance(found, list):
             raise InvalidInput("masks must be a list")
-        body["masks"] = [*masks, *added]
+        body["masks"] = [*found, *added]
+    if weights is not None:
+        body["weights"] = _fields("form", weights)
     return body
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import orjson
 
 from attention_client import safetensors_body
-from attention_client.arrays import Raw
+from attention_client.arrays import Raw, bits_dtype
 from service.errors import InvalidInput
 
 # By dtype: bits of the fraction, least exponent, and the tolerance as a fraction of the output's largest magnitude.
@@ -34,7 +34,7 @@ def read_case(path: Path) -> CaseFile:
     """Return the case; raises InvalidInput if the file is not a safetensors file, or its `request` is not a JSON object."""
     try:
         body = path.read_bytes()
-        entries, metadata = safetensors_body.read(body)
+        tensors, metadata = safetensors_body.read(body)
         request = orjson.loads(metadata.get("request", "{}"))
         if "golden" in metadata:  # a vector of the command `golden`; `compare` finds its masks itself
             request = dict(orjson.loads(metadata["golden"])["request"])
@@ -45,19 +45,16 @@ def read_case(path: Path) -> CaseFile:
         raise InvalidInput(f"{path} is not a readable safetensors file with JSON in the metadata request") from None
     if not isinstance(request, dict):
         raise InvalidInput(f"the metadata request of {path} must be a JSON object")
-    tensors = {
-        name.replace("masks.0.values", "mask"): Raw(kind, np.frombuffer(data, _stored(kind)).reshape(shape))
-        for name, (kind, shape, data) in entries.items()
-    }
+    tensors = {name.replace("masks.0.values", "mask"): tensor for name, tensor in tensors.items()}
     return CaseFile(tensors, request, hashlib.sha256(body).hexdigest())
 
 
 def rounded(array: np.ndarray, dtype: str) -> Raw:
     """Return the numbers rounded to a dtype, ties to even; bfloat16 is rounded from float32 and held as its bits."""
     if dtype != "bfloat16":
-        return Raw(dtype, np.ascontiguousarray(array, _stored(dtype)).reshape(array.shape))
+        return Raw(dtype, np.ascontiguousarray(array, bits_dtype(dtype)).reshape(array.shape))
     bits = array.astype(np.float32).view(np.uint32)
-    return Raw(dtype, ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(_stored(dtype)))
+    return Raw(dtype, ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(bits_dtype(dtype)))
 
 
 def widened(raw: Raw) -> np.ndarray:
@@ -83,7 +80,3 @@ def errors(output: np.ndarray, expected: np.ndarray, dtype: str) -> tuple[float,
         exponent = np.where(expected == 0, least, np.frexp(expected)[1] - 1)
         ulps = off / np.ldexp(1.0, np.maximum(exponent, least) - fraction)
     return float(off.max()), float(ulps.max())
-
-
-def _stored(dtype: str) -> np.dtype[Any]:
-    return np.dtype("<u2" if dtype == "bfloat16" else dtype).newbyteorder("<")

@@ -12,21 +12,17 @@ from service.commands.console import console
 from service.commands.health import Url, service_url
 from service.errors import ServiceError
 
-CaseArgument = Annotated[
-    Path, typer.Argument(metavar="CASE", help="safetensors: query, key, value, output and perhaps mask")
-]
-Scales = Annotated[list[float] | None, typer.Option("--scale", help="try this scale too; may be repeated")]
-Top = Annotated[int, typer.Option("--top", min=1, help="how many readings to list, if fewer reproduce the output")]
-
 
 class NotReproduced(ServiceError):
     """No reading reproduces the output; the message names the nearest one."""
 
 
 def compare(
-    case: CaseArgument,
-    scale: Scales = None,
-    top: Top = 10,
+    case: Annotated[
+        Path, typer.Argument(metavar="CASE", help="safetensors: query, key, value, output and perhaps mask")
+    ],
+    scale: Annotated[list[float] | None, typer.Option("--scale", help="try this scale too; may be repeated")] = None,
+    top: Annotated[int, typer.Option(min=1, help="how many readings to list, if fewer reproduce the output")] = 10,
     url: Url = None,
     api_key: ApiKey = None,
     local: Local = False,

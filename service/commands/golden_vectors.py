@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from attention_client.arrays import Raw
-from service.attention.reference import scaled_dot_product
+from service.attention.reference import added_by, scaled_dot_product
 from service.commands.asking import tensor_field
 from service.commands.case_file import rounded, widened
 
@@ -35,14 +35,6 @@ class Vector(NamedTuple):
     softcap: float | None = None
     past: int = 0
     has_sinks: bool = False
-
-
-class Mask(NamedTuple):
-    """A mask of the request, its values, and what it adds to the scores, which broadcasts to [B, H, L, S]."""
-
-    fields: dict[str, Any]
-    values: Raw | None
-    added: np.ndarray
 
 
 class Golden(NamedTuple):
@@ -92,7 +84,7 @@ def golden_of(vector: Vector, seed: int) -> Golden:
     axes = "blhd" if vector.layout == "packed" else vector.layout
     b, h, g = 2 if "b" in axes else 1, *((4, 2) if "h" in axes else (1, 1))
     masks = [_mask(name, random, b, h) for name in vector.masks]
-    added = np.zeros((b, h, QUERIES, KEYS)) + sum(mask.added for mask in masks)
+    added = np.zeros((b, h, QUERIES, KEYS)) + sum(added_by(mask, QUERIES, KEYS) for mask in masks)
     query = random.standard_normal((b, h, QUERIES, WIDTH))
     key, value = (random.standard_normal((b, g, KEYS, width)) for width in (WIDTH, VALUE_WIDTH))
     # The first number of a query row is positive, so a large one makes the score of a poisoned key the row's largest.
@@ -111,7 +103,8 @@ def golden_of(vector: Vector, seed: int) -> Golden:
     if vector.has_sinks:
         inputs["sinks"] = sinks = widened(rounded(random.standard_normal(h), vector.dtype))
     raws = {name: rounded(array, vector.dtype) for name, array in inputs.items()}
-    raws |= {f"masks.{place}.values": mask.values for place, mask in enumerate(masks) if mask.values is not None}
+    values = {f"masks.{place}.values": mask.pop("values") for place, mask in enumerate(masks) if "values" in mask}
+    raws |= {name: rounded(array, array.dtype.name) for name, array in values.items()}
     scale = WIDTH**-0.5 if vector.scale is None else vector.scale
     output, lse = scaled_dot_product(arrays, added, scale=scale, softcap=vector.softcap, sinks=sinks)
     lse = lse[tuple(slice(None) if axis in axes else 0 for axis in "bh")]
@@ -121,8 +114,8 @@ def golden_of(vector: Vector, seed: int) -> Golden:
     return Golden(raws, _request(vector, masks, (h, g)), _laid_out(output, vector.layout, axes), lse, about)
 
 
-def _request(vector: Vector, masks: list[Mask], heads: tuple[int, int]) -> dict[str, Any]:
-    request = {"layout": vector.layout, "masks": [mask.fields for mask in masks], "lse": True}
+def _request(vector: Vector, masks: list[dict[str, Any]], heads: tuple[int, int]) -> dict[str, Any]:
+    request = {"layout": vector.layout, "masks": masks, "lse": True}
     if vector.layout == "packed":
         request |= dict(zip(("num_heads", "num_kv_heads"), heads, strict=True))
     options = {"scale": vector.scale, "softcap": vector.softcap}
@@ -130,39 +123,26 @@ def _request(vector: Vector, masks: list[Mask], heads: tuple[int, int]) -> dict[
 
 
 def _laid_out(array: np.ndarray, layout: str, axes: str) -> np.ndarray:
-    """Return [B, H, L, d] in a layout."""
-    kept = "".join(axis for axis in "bhld" if axis in axes)
-    array = array[tuple(slice(None) if axis in axes else 0 for axis in "bhld")]
-    array = array.transpose([kept.index(axis) for axis in axes])
+    """Return [B, H, L, d] in a layout; an axis that the layout lacks has size 1."""
+    array = np.einsum(f"bhld->{axes}", array)
     return array.reshape(*array.shape[:-2], -1) if layout == "packed" else array
 
 
-def _mask(name: str, random: np.random.Generator, b: int, h: int) -> Mask:
+def _mask(name: str, random: np.random.Generator, b: int, h: int) -> dict[str, Any]:
     """Return the mask called `name`: a causal alignment, "window", "lengths", "bias", "attend", "ignore" or "masked_rows"."""
     if name in ("top_left", "bottom_right"):
-        allowed = np.tri(QUERIES, KEYS, KEYS - QUERIES if name == "bottom_right" else 0, dtype=bool)
-        return Mask({"kind": "causal", "align": name}, None, _blocked(~allowed))
+        return {"kind": "causal", "align": name}
     if name == "window":
-        # For each query row and key: how many keys the key lies before the one that is aligned with the row, bottom right.
-        before = np.arange(QUERIES)[:, None] + KEYS - QUERIES - np.arange(KEYS)
-        fields = {"kind": "window", "left": LEFT, "right": 0, "align": "bottom_right"}
-        return Mask(fields, None, _blocked((before < 0) | (before > LEFT)))
+        return {"kind": "window", "left": LEFT, "right": 0, "align": "bottom_right"}
     if name == "lengths":
-        lengths = np.arange(KEYS - 1, KEYS - 1 - b, -1)
-        return Mask(
-            {"kind": "lengths"}, rounded(lengths, "int64"), _blocked(np.arange(KEYS) >= lengths[:, None, None, None])
-        )
+        return {"kind": "lengths", "values": np.arange(KEYS - 1, KEYS - 1 - b, -1)}
     if name == "bias":
-        values = random.standard_normal((h, QUERIES, KEYS))
+        values = random.standard_normal((h, QUERIES, KEYS)).astype(np.float32)
         values[:, :, 1] = -np.inf
-        return Mask({"kind": "bias", "axes": "hls"}, rounded(values, "float32"), widened(rounded(values, "float32")))
+        return {"kind": "bias", "axes": "hls", "values": values}
     # Booleans: key 1 is blocked for all rows, and in "masked_rows" row 2 may attend to nothing.
     blocked = random.random((QUERIES, KEYS)) < BLOCKED
     blocked[:, 0], blocked[:, 1] = False, True
     blocked[2] |= name == "masked_rows"
     kind = "ignore" if name == "ignore" else "attend"
-    return Mask({"kind": kind, "axes": "ls"}, rounded(blocked == (kind == "ignore"), "bool"), _blocked(blocked))
-
-
-def _blocked(blocked: np.ndarray) -> np.ndarray:
-    return np.where(blocked, -np.inf, 0.0)
+    return {"kind": kind, "axes": "ls", "values": blocked == (kind == "ignore")}

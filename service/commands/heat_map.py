@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -27,11 +28,13 @@ def draw(
 ) -> RenderableType:
     """Return a table of one head's weights [L, S]: a row per query word with its strongest key, a column per key word.
 
-    The column headers are words if these fit into `width` characters, else numbers.
+    The column headers are words if these fit into `width` terminal cells beside the rows' words and the strongest keys, else
+    numbers.
     """
     assert weights.shape == (len(queries), len(keys)), "a word for every row and column. This is a bug."
-    longest = max(map(len, keys))
-    has_room = sum(max(3, len(key)) + 1 for key in keys) + 2 * longest + 12 <= width
+    key_widths = [cell_len(key) for key in keys]
+    others = max(map(cell_len, queries)) + 1 + max(max(key_widths) + len(" 0.000"), len("strongest")) + 1
+    has_room = sum(max(3, key_width) + 1 for key_width in key_widths) + others <= width
     table = Table(title=title, box=None, padding=(0, 1, 0, 0), show_edge=False)
     table.add_column("", justify="right", no_wrap=True)
     for number, key in enumerate(keys):

@@ -18,8 +18,7 @@ from service.commands.console import console
 from service.errors import LayerError, LayerMissing
 
 if TYPE_CHECKING:
-    from service.layers.store import Store
-    from service.layers.stored_layer import StoredLayer
+    from service.layers.store import StoredLayer
 
 CHECK_ROWS = 24
 CHECK_SEED = 7
@@ -41,8 +40,6 @@ ZeroAttn = Annotated[bool, typer.Option("--add-zero-attn", help="the layer was m
 Scale = Annotated[float | None, typer.Option("--scale", help="multiplier of query·key; default 1/sqrt(head width)")]
 Map = Annotated[list[str] | None, typer.Option("--map", help="the keys: query=KEY key=KEY value=KEY output=KEY")]
 Fused = Annotated[str | None, typer.Option("--fused", help="qkv: one key holds all three: --map qkv=KEY output=KEY")]
-PAIR = re.compile("(query|key|value|output|qkv)=")
-Replace = Annotated[bool, typer.Option("--replace", help="overwrite another layer of this name")]
 
 app = typer.Typer(help="Import, list and check layers.", no_args_is_help=True)
 
@@ -50,7 +47,7 @@ app = typer.Typer(help="Import, list and check layers.", no_args_is_help=True)
 def separated(context: typer.Context, given: list[str], maps: list[str] | None) -> tuple[list[str], list[str]]:
     """Return a command's own arguments, and the pairs of --map: the command line gives all but the first pair as arguments."""
     words = [*given, *context.args]
-    pairs = [word for word in words if PAIR.match(word)] if maps else []
+    pairs = [word for word in words if re.match("(query|key|value|output|qkv)=", word)] if maps else []
     rest = [word for word in words if word not in pairs]
     if len(rest) < len(given):
         raise typer.BadParameter("SOURCE is missing; only pairs of --map are given")
@@ -72,7 +69,7 @@ def import_(
     scale: Scale = None,
     map_: Map = None,
     fused: Fused = None,
-    replace: Replace = False,
+    replace: Annotated[bool, typer.Option("--replace", help="overwrite another layer of this name")] = False,
     layers_dir: LayersDir = LAYERS_DIR,
 ) -> None:
     """Import one attention layer of a checkpoint into the layer directory."""
@@ -90,32 +87,27 @@ def import_(
 
 
 def _save(stored: StoredLayer, layers_dir: Path, *, replace: bool) -> Parity:
+    """Store the layer. Raise LayerError if it has no parity or, without `replace`, if another layer or file has its name."""
     from service.layers.store import Store
 
     store = Store(layers_dir)
-    if not replace:
-        _check_free(store, stored)
+    try:
+        held = None if replace else store.load(stored.name)
+    except LayerMissing:
+        held = None
+    except LayerError as error:
+        raise LayerError(f"{error.message}; --replace overwrites the file") from error
+    if held is not None and held.digest != stored.digest:
+        raise LayerError(
+            f'layer "{stored.name}" exists with other tensors or options, from {held.source}; '
+            "choose another --name, or overwrite it with --replace"
+        )
     parity = _parity(stored, stored)
     if not parity.is_close:
         why = f"float32 is too far from its float64 reference, {parity}"
         raise LayerError(f'layer "{stored.name}" is not stored: {why}')
     store.save(stored)
     return parity
-
-
-def _check_free(store: Store, stored: StoredLayer) -> None:
-    """Raise LayerError if the directory has another layer of this name, or its file cannot be read."""
-    try:
-        held = store.load(stored.name)
-    except LayerMissing:
-        return
-    except LayerError as error:
-        raise LayerError(f"{error.message}; --replace overwrites the file") from error
-    if held.digest != stored.digest:
-        raise LayerError(
-            f'layer "{stored.name}" exists with other tensors or options, from {held.source}; '
-            "choose another --name, or overwrite it with --replace"
-        )
 
 
 def _print(stored: StoredLayer, parity: Parity) -> None:
@@ -247,7 +239,7 @@ def _parity(stored: StoredLayer, origin: StoredLayer) -> Parity:
     tensors = {name: tensor.to(torch.float64).numpy() for name, tensor in origin.tensors.items()}
     expected, expected_weights = reference.attend(spec, tensors, query, key, value)
     rows = [torch.from_numpy(x)[None] for x in (query, key, value)]
-    call = Call(stored.name, rows[0], rows[1], rows[2], weights=WeightsWanted("heads"))
+    call = Call(rows[0], rows[1], rows[2], weights=WeightsWanted("heads"))
     with torch.inference_mode():
         served = Layer(spec, stored.tensors, dtype=torch.float32, device=torch.device("cpu")).forward([call])[0]
     assert isinstance(served.weights, torch.Tensor), "form heads gives one tensor. This is a bug."

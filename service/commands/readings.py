@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from service.attention.reference import scaled_dot_product
+from service.attention.reference import added_by, scaled_dot_product
 from service.commands.asking import Ask, tensor_field
-from service.commands.case_file import CaseFile, errors, rounded, widened
+from service.commands.case_file import CaseFile, errors, widened
 from service.errors import InvalidInput
 
 # The fields that a case may fix, and the type of each value.
@@ -26,22 +26,20 @@ LAYOUTS = {2: ("ld",), 3: ("bld", "hld", "lhd"), 4: ("bhld", "blhd")}
 AXES = {1: ("s",), 2: ("ls", "bs"), 3: ("hls", "bls"), 4: ("bhls",)}
 TENSORS = ("query", "key", "value", "output")
 Arrays = dict[str, np.ndarray]
-
-
-class MaskReading(NamedTuple):
-    """One meaning of the masks: `masks` as a request has them, `added` [B|1, H|1, L|1, S|1] as numbers to add to the scores."""
-
-    words: str
-    masks: list[dict[str, Any]]
-    added: np.ndarray
+Masks = list[dict[str, Any]]
+"""The masks of a request, their values as arrays."""
 
 
 class Reading(NamedTuple):
-    """One combination: query [B, H, L, d], key and value [B, Hkv, S, …], output [B, H, L, V] in float64."""
+    """One combination: query [B, H, L, d], key and value [B, Hkv, S, …], output [B, H, L, V] in float64.
+
+    `added` [B|1, H|1, L, S] is what the masks add to the scores.
+    """
 
     words: tuple[str, ...]
     arrays: Arrays
-    mask: MaskReading
+    masks: Masks
+    added: np.ndarray
     scale: float
     softcap: float | None
     is_capped_last: bool
@@ -62,28 +60,33 @@ def readings_of(case: CaseFile, scales: list[float]) -> Iterator[Reading]:
     for layout, grouping, arrays in _arrays(case):
         factors = [request["scale"]] if "scale" in request else [arrays["query"].shape[3] ** -0.5, 1.0, *scales]
         sizes = (*arrays["query"].shape[:3], arrays["key"].shape[2])
-        masks, positions = _masks(case, sizes), _positions(sizes, request.get("window"))
-        for mask, position, scale, is_last in itertools.product(masks, positions, factors, (False, True)):
-            added = mask.added + position.added
+        tables, positions = _tables(case, sizes), _positions(sizes, request.get("window"))
+        combinations = itertools.product(tables, positions, factors, (False, True))
+        for (table, given), (position, placed), scale, is_last in combinations:
+            masks = given + placed
+            added = np.zeros((1, 1, *sizes[2:])) + sum(added_by(mask, *sizes[2:]) for mask in masks)
             same = (layout, grouping, added.shape, added.tobytes(), scale, is_last)
             if same in seen or (is_last and (softcap is None or not added.any())):
                 continue
             seen.add(same)
             cap = "" if softcap is None else f"softcap {'after' if is_last else 'before'} masks"
-            words = (layout, grouping, mask.words, position.words, f"scale {scale:.6g}", cap)
-            yield Reading(words, arrays, MaskReading("", mask.masks + position.masks, added), scale, softcap, is_last)
+            words = (layout, grouping, table, position, f"scale {scale:.6g}", cap)
+            yield Reading(words, arrays, masks, added, scale, softcap, is_last)
 
 
 def found_in(ask: Ask, reading: Reading, dtype: str) -> Iterator[Found]:
     """Yield how far the reading's answer is from the output, for each convention for rows that may attend to no key."""
-    inputs, added = [reading.arrays[name] for name in TENSORS[:3]], reading.mask.added
+    inputs, added = [reading.arrays[name] for name in TENSORS[:3]], reading.added
     options: dict[str, Any] = {"scale": reading.scale, "softcap": reading.softcap}
     is_masked = np.isneginf(added).all(axis=-1, keepdims=True) & (not reading.is_capped_last)
     if reading.is_capped_last:
         answer, _ = scaled_dot_product(inputs, added, **options, is_capped_last=True)
     else:
         body = {name: tensor_field(array) for name, array in zip(TENSORS, inputs, strict=False)}
-        reply = ask(None, body | options | {"layout": "bhld", "masks": reading.mask.masks})
+        masks = [
+            mask | {"values": tensor_field(mask["values"])} if "values" in mask else mask for mask in reading.masks
+        ]
+        reply = ask(None, body | options | {"layout": "bhld", "masks": masks})
         answer = reply.array("output", reading.arrays["output"].shape)
     mean = inputs[2].mean(axis=2, keepdims=True).repeat(answer.shape[1] // inputs[2].shape[1], axis=1)
     fills = {"masked rows zero": answer, "masked rows mean of values": mean, "masked rows NaN": np.array(np.nan)}
@@ -120,31 +123,26 @@ def _rows(array: np.ndarray, layout: str, heads: int | None) -> np.ndarray:
     axes = layout
     if layout == "packed" and heads and array.ndim in LAYOUTS and array.shape[-1] % heads == 0:
         axes, array = "blhd"[3 - array.ndim :], array.reshape(*array.shape[:-1], heads, -1)
-    if array.ndim != len(axes) or 0 in array.shape:
+    if axes == "packed" or array.ndim != len(axes) or 0 in array.shape:
         return np.empty((0, 1, 0, 0))
     array = array.transpose([axes.index(axis) for axis in "bhld" if axis in axes])
     return np.expand_dims(array, tuple(place for place, axis in enumerate("bhld") if axis not in axes))
 
 
-def _masks(case: CaseFile, sizes: tuple[int, ...]) -> list[MaskReading]:
-    """Return each kind (attend, ignore, bias) and each choice of axes that the mask's values and shape allow."""
+def _tables(case: CaseFile, sizes: tuple[int, ...]) -> list[tuple[str, Masks]]:
+    """Return words and masks for each kind (attend, ignore, bias) and axes that the mask's values and shape allow."""
     if "mask" not in case.tensors:
-        return [MaskReading("", [], np.zeros((1, 1, 1, 1)))]
-    numbers, is_float = widened(case.tensors["mask"]), "float" in case.tensors["mask"].dtype
-    found = []
+        return [("", [])]
+    numbers = widened(case.tensors["mask"])
+    kinds = ["attend", "ignore"] if np.isin(numbers, (0, 1)).all() else []
+    kinds += ["bias"] * ("float" in case.tensors["mask"].dtype)
+    found: list[tuple[str, Masks]] = []
     for axes in AXES.get(numbers.ndim, ()):
         have = dict(zip(axes, numbers.shape, strict=True))
-        if any(have.get(axis, 1) not in (1, size) for axis, size in zip("bhls", sizes, strict=True)):
-            continue
-        table = numbers.reshape([have.get(axis, 1) for axis in "bhls"])
-        kinds = {"attend": numbers == 0, "ignore": numbers == 1} if np.isin(numbers, (0, 1)).all() else {}
-        for kind, blocked in kinds.items():
-            mask = {"kind": kind, "values": tensor_field(rounded(numbers, "bool").bits), "axes": axes}
-            found.append(MaskReading(f"{kind} {axes}", [mask], np.where(blocked.reshape(table.shape), -np.inf, 0.0)))
-        if is_float:
-            found.append(
-                MaskReading(f"bias {axes}", [{"kind": "bias", "values": tensor_field(numbers), "axes": axes}], table)
-            )
+        if all(have.get(axis, 1) in (1, size) for axis, size in zip("bhls", sizes, strict=True)):
+            for kind in kinds:
+                values = numbers if kind == "bias" else numbers.astype(bool)
+                found.append((f"{kind} {axes}", [{"kind": kind, "values": values, "axes": axes}]))
     if not found:
         raise InvalidInput(
             f"mask {list(numbers.shape)} fits no axes of [B, H, L, S] = {list(sizes)}, or is not 0 and 1"
@@ -152,20 +150,17 @@ def _masks(case: CaseFile, sizes: tuple[int, ...]) -> list[MaskReading]:
     return found
 
 
-def _positions(sizes: tuple[int, ...], window: int | None) -> Iterator[MaskReading]:
+def _positions(sizes: tuple[int, ...], window: int | None) -> Iterator[tuple[str, Masks]]:
     """Yield no mask and a causal one, for both alignments; if there is a window, with it and with one key less and more."""
     rows, keys = sizes[2:]
     widths = [None] if window is None else [width for width in (window, window - 1, window + 1) if width >= 0]
     for align, is_causal, width in itertools.product(("top_left", "bottom_right"), (False, True), widths):
-        # For each query row and key: how far the key lies before the row's own key.
-        before = np.arange(rows)[:, None] + (keys - rows) * (align == "bottom_right") - np.arange(keys)
-        masks: list[dict[str, Any]] = [{"kind": "causal", "align": align}] * is_causal
-        blocked, words = (before < 0) & is_causal, ["causal"] * is_causal
+        masks: Masks = [{"kind": "causal", "align": align}] * is_causal
+        words = ["causal"] * is_causal
         if width is not None:
             masks.append({"kind": "window", "left": width, "right": width, "align": align})
-            blocked, words = blocked | (np.abs(before) > width), [*words, f"window {width}"]
-        name = " ".join([*words, *[align] * bool(words and rows != keys)])
-        yield MaskReading(name, masks, np.where(blocked, -np.inf, 0.0)[None, None])
+            words.append(f"window {width}")
+        yield " ".join([*words, *[align] * bool(words and rows != keys)]), masks
 
 
 def _check(case: CaseFile) -> None:

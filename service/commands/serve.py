@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from service.observability.telemetry import Telemetry
-    from service.observability.trace_export import TraceExport
     from service.settings import Settings
     from service.worker.control_channel import ControlChannel
     from service.worker.server import Server
@@ -82,19 +81,17 @@ def _check_start(settings: Settings) -> None:
         from service.api.auth.key_ring import read_keys
 
         read_keys(settings.api_keys_file)
-    if tls := _tls_files(settings):
-        _check_tls(*tls)
-    if settings.traces and not _has_exporter():
-        raise SettingsError("ATTENTION_TRACES needs the extra `otel` (pip install 'attention-service[otel]')")
-
-
-def _has_exporter() -> bool:
-    from importlib.util import find_spec
-
-    try:
-        return find_spec("opentelemetry.exporter.otlp.proto.http") is not None
-    except ModuleNotFoundError:
-        return False
+    if settings.tls_cert_file is not None:
+        _check_tls(settings.tls_cert_file, settings.tls_key_file)
+    elif settings.tls_key_file is not None:
+        raise SettingsError("ATTENTION_TLS_KEY_FILE needs ATTENTION_TLS_CERT_FILE")
+    if settings.traces:
+        try:
+            import opentelemetry.exporter.otlp.proto.http  # noqa: F401
+        except ModuleNotFoundError:
+            raise SettingsError(
+                "ATTENTION_TRACES needs the extra `otel` (pip install 'attention-service[otel]')"
+            ) from None
 
 
 def _check_tls(certificate: Path, key: Path | None) -> None:
@@ -116,17 +113,6 @@ def _check_tls(certificate: Path, key: Path | None) -> None:
         raise SettingsError(
             "ATTENTION_TLS_CERT_FILE: no certificate (PEM) and private key without a passphrase that fit together"
         ) from None
-
-
-def _tls_files(settings: Settings) -> tuple[Path, Path | None] | None:
-    """Return the files of the certificate and of its private key, None without TLS."""
-    from service.settings import SettingsError
-
-    if settings.tls_cert_file is not None:
-        return settings.tls_cert_file, settings.tls_key_file
-    if settings.tls_key_file is not None:
-        raise SettingsError("ATTENTION_TLS_KEY_FILE needs ATTENTION_TLS_CERT_FILE")
-    return None
 
 
 def num_workers(settings: Settings) -> int:
@@ -160,24 +146,42 @@ def worker(
 
 
 def _run(settings: Settings, port: int, slot: int, descriptor: int, run_dir: Path, peers: int) -> int:
-    from service.observability.logs import finish_logs
-    from service.observability.metrics import Metrics
-    from service.observability.shared_values import Shared
+    """Open the channel to the supervisor and the port, import torch, and serve; return the exit code of the process."""
+    from service.http.listener import BACKLOG
     from service.supervisor.channel import MAX_SUPERVISOR_BYTES, Channel
     from service.supervisor.descriptors import max_connections, raise_descriptor_limit
-    from service.supervisor.processes import unbuffer_streams
-    from service.supervisor.run_directory import RunDirectory
-    from service.supervisor.supervisor import EXIT_REFUSED
+    from service.supervisor.processes import bind, unbuffer_streams
     from service.worker.control_channel import ControlChannel
 
     unbuffer_streams()
     channel = ControlChannel(Channel(socket.socket(fileno=descriptor), MAX_SUPERVISOR_BYTES), has_peers=peers > 0)
     raise_descriptor_limit(max_connections(settings.max_connections))
-    listener = _listener(settings, port, has_peers=peers > 0)
-    _import_torch(settings)  # only a worker does, and only after its listener exists
-    from service.observability.telemetry import Telemetry
+    listener = bind(settings.host, port)
+    if not peers:
+        # The first process listens at once: while it imports torch, an early request waits for its 503, and its connection is not
+        # refused. A replacement does not listen yet: the kernel would send it requests that other workers could answer.
+        listener.listen(BACKLOG)
+    import torch  # only a worker does, and only after its listener exists
 
-    export = _trace_export(settings)
+    # This thread computes too: it gets the setting's number of threads even if OMP_NUM_THREADS has another.
+    torch.set_num_threads(settings.compute_threads)
+    return _serve(settings, listener, channel, run_dir, slot)
+
+
+def _serve(settings: Settings, listener: socket.socket, channel: ControlChannel, run_dir: Path, slot: int) -> int:
+    """Serve to the end of the process, then write out its metrics, logs and spans; return the exit code."""
+    from service.observability.logs import finish_logs
+    from service.observability.metrics import Metrics
+    from service.observability.shared_values import Shared
+    from service.observability.telemetry import Telemetry
+    from service.supervisor.run_directory import RunDirectory
+    from service.supervisor.supervisor import EXIT_REFUSED
+
+    export = None
+    if settings.traces:
+        from service.observability.trace_export import TraceExport  # saves memory: the SDK is loaded only if it is used
+
+        export = TraceExport()
     run = RunDirectory(run_dir)
     with contextlib.suppress(OSError):  # the first heartbeat reports it
         run.restore()
@@ -199,13 +203,6 @@ def _run(settings: Settings, port: int, slot: int, descriptor: int, run_dir: Pat
             export.close()
 
 
-def _import_torch(settings: Settings) -> None:
-    import torch
-
-    # This thread computes too: it gets the setting's number of threads even if OMP_NUM_THREADS has another.
-    torch.set_num_threads(settings.compute_threads)
-
-
 def _server(
     settings: Settings,
     listener: socket.socket,
@@ -216,38 +213,16 @@ def _server(
     """Build the service and the server around it; raises ServiceError if the settings cannot be served."""
     from service.app import build
     from service.limits import transport_limits
-    from service.supervisor.supervisor import EXIT_REFUSED
     from service.worker.server import Server
     from service.worker.service import Service
 
-    def leave(exit_code: int, reason: str) -> None:
-        if exit_code == EXIT_REFUSED:
-            channel.report(start_error=reason)
+    def leave(exit_code: int) -> None:
         server.leave(exit_code)
 
     service = Service(settings, telemetry, channel, leave, restore=restore)
     times = dict(delay_s=settings.drain_delay_s, grace_s=settings.shutdown_grace_s)
-    server = Server(build(service), service, listener, transport_limits(settings), **times, tls=_tls_files(settings))
+    tls = settings.tls_cert_file, settings.tls_key_file
+    server = Server(build(service), service, listener, transport_limits(settings), **times, tls=tls)
     channel.ended = server.supervisor_ended
     service.readiness.joined = server.rebalance
     return server
-
-
-def _listener(settings: Settings, port: int, *, has_peers: bool) -> socket.socket:
-    from service.http.listener import BACKLOG
-    from service.supervisor.processes import bind
-
-    found = bind(settings.host, port)
-    if not has_peers:
-        # The first process listens at once: while it imports torch, an early request waits for its 503, and its connection is not
-        # refused. A replacement does not listen yet: the kernel would send it requests that other workers could answer.
-        found.listen(BACKLOG)
-    return found
-
-
-def _trace_export(settings: Settings) -> TraceExport | None:
-    if not settings.traces:
-        return None
-    from service.observability.trace_export import TraceExport  # saves memory: the SDK is loaded only if it is used
-
-    return TraceExport()

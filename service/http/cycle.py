@@ -141,11 +141,8 @@ class Flow(FlowControl):
 
 def request_scope(common: dict[str, Any], head: Head, state: dict[str, Any]) -> dict[str, Any]:
     """Return a request's ASGI scope; `common` is what all requests of a connection share."""
-    line, fields, named = (
-        head.line,
-        list(head.fields),
-        head.named,
-    )  # a copy, because an application may change its scope
+    # A copy of the fields, because an application may change its scope.
+    line, fields, named = head.line, list(head.fields), head.named
     if head.authority:
         fields = [*(field for field in fields if field[0] != b"host"), (b"host", head.authority)]
         named = HeaderFields(fields)

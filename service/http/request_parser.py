@@ -109,9 +109,8 @@ class Head(NamedTuple):
     length: int | None = None
     keeps_alive: bool = False
     expects_continue: bool = False
-    authority: bytes = (
-        b""  # the host of a target that is a whole URL, which replaces Host (RFC 9112, section 3.2.2); else empty
-    )
+    authority: bytes = b""
+    """The host of a target that is a whole URL, which replaces Host (RFC 9112, section 3.2.2); else empty."""
 
 
 def read_head(head: bytes, limits: HeadLimits) -> Head:

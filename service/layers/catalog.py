@@ -16,7 +16,7 @@ from service.attention.call import AttentionCall, Call
 from service.attention.engine import LoadedLayer
 from service.attention.spec import LayerSpec
 from service.errors import LayerNotFound, NotReady
-from service.layers.stored_layer import SDPA, StoredLayer
+from service.layers.store import SDPA, StoredLayer
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

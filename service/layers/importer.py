@@ -29,7 +29,7 @@ from service.layers.families import (
 )
 from service.layers.key_map import mapped, unknown_family_text
 from service.layers.source import Source, open_source
-from service.layers.stored_layer import MAX_SOURCE, StoredLayer, check_name
+from service.layers.store import MAX_SOURCE, StoredLayer, check_name
 from service.layers.wording import about, bounded, listed, quoted, shape_text
 
 MAX_DEPTH = 10_000

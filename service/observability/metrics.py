@@ -208,11 +208,10 @@ class Metrics(Collector):
         return self._registry.collect() if found is None else found
 
     def add_layer_totals(self, sums: Mapping[str, LayerTotals]) -> None:
-        """Add what layers have done since the last call."""
+        """Add what layers have done since the last call; the counters of a layer that has done nothing begin at zero."""
         for layer, done in sums.items():
             for field, (name, *label) in _COUNTERS.items():
-                if amount := getattr(done, field):
-                    self._layer_counters[name].labels(layer, *label).inc(amount)
+                self._layer_counters[name].labels(layer, *label).inc(getattr(done, field))
             if done.last_answer_s:
                 self._last_answer.labels(layer).set(done.last_answer_s)
 

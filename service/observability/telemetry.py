@@ -154,6 +154,7 @@ class Telemetry:
         self.metrics.load_seconds.labels(name).set(loaded.seconds)
         for series in (self.metrics.queue_seconds, self.metrics.compute_seconds):
             series.labels(name)  # begins at zero, so that rates see the first event
+        self.metrics.add_layer_totals({name: LayerTotals()})  # likewise
         if loaded.is_sequential:
             self._log.warning("layer_runs_sequentially", layer=name, reason="the self-check found bits that differ")
         self._log.info("layer_loaded", layer=name, seconds=round(loaded.seconds, 3))
@@ -289,7 +290,7 @@ def request_fields(record: RequestRecord, total_s: float) -> dict[str, str | flo
         "key": record.key,
         "code": record.code,
         "layer": record.layer,
-        "batch_requests": record.batch_requests,
+        "batch_requests": None if record.batch is None else record.batch.requests,
         "tokens": record.tokens,
         "decode_ms": None if decode_s is None else milliseconds(decode_s),
         "queue_ms": None if queue_s is None else milliseconds(queue_s),

@@ -26,10 +26,10 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 from service.supervisor import processes
 from service.supervisor.channel import STACKS_SIGNAL, Channel
@@ -100,16 +100,6 @@ class Slot:
         return delay_s
 
 
-class System(Protocol):
-    """The operating-system calls that the supervisor needs (`processes.Posix`)."""
-
-    def spawn(self, command: Sequence[str]) -> tuple[int, Channel]: ...
-    def kill(self, pid: int, signum: int) -> None: ...
-    def reap(self) -> Iterable[tuple[int, int]]: ...
-    def wait(self, timeout_s: float | None, channels: Sequence[Channel]) -> int | None: ...
-    def now(self) -> float: ...
-
-
 class Supervisor:
     """Runs a plan, with `options` for every worker; `clean_up(slot)` removes what a dead process left in the run directory."""
 
@@ -117,7 +107,7 @@ class Supervisor:
         self,
         plan: Plan,
         options: Sequence[str],
-        system: System,
+        system: processes.Posix,
         clean_up: Callable[[int], None],
         log: Callable[..., None],
     ) -> None:

@@ -284,7 +284,7 @@ def check_request(
     source = query if key is None else key
     sizes = Sizes(query.shape[0], spec.num_heads, query.shape[1], source.shape[1])
     wanted = None if body.weights is None else body.weights.wanted(sizes._replace(keys=sizes.keys + spec.extra_keys))
-    call = Call(name, query, key, value, masks.combined(sizes, is_batch=is_batch), wanted)
+    call = Call(query, key, value, masks.combined(sizes, is_batch=is_batch), wanted)
     cost = _cost(spec, call, sizes)
     # Tables are float32, or float64 for a float64 query.
     itemsize = torch.promote_types(query.dtype, torch.float32).itemsize

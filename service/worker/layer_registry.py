@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from torch import Tensor
 
@@ -21,19 +21,11 @@ from service.attention.spec import LayerSpec
 from service.errors import EngineDown, LayerError, LayerNotLoaded
 from service.layers.catalog import Catalog, ServedAttention, ServedLayer
 from service.layers.store import Store
+from service.observability.telemetry import Telemetry
 from service.supervisor.status import DesiredState
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-class Listener(Protocol):
-    """Receives the registry's events, for metrics and logs (`observability/telemetry.py`)."""
-
-    def layer_loaded(self, name: str, loaded: LoadedLayer) -> None: ...
-    def layer_refused(self, name: str, error: LayerError) -> None: ...
-    def layer_not_loaded(self, error: LayerError) -> None: ...
-    def serving(self, names: list[str], num_layers: int) -> None: ...
 
 
 class Refusal(NamedTuple):
@@ -50,13 +42,13 @@ class LayerRegistry:
     layer that was missing before must not block a change of another layer, which may be the repair.
     """
 
-    def __init__(self, store: Store, engine: Engine, listener: Listener) -> None:
+    def __init__(self, store: Store, engine: Engine, telemetry: Telemetry) -> None:
         self.catalog: Catalog | None = None
         self.fault: str | None = None
         self.refusal: Refusal | None = None
         self._store = store
         self._engine = engine
-        self._listener = listener
+        self._telemetry = telemetry
         self._attention: ServedAttention | None = None
         self._loaded: dict[tuple[str, str], ServedLayer] = {}  # by name and digest
         self._load_thread = ThreadPoolExecutor(1, thread_name_prefix="loading")
@@ -81,7 +73,7 @@ class LayerRegistry:
             except LayerError as error:
                 if strict:
                     raise
-                self._listener.layer_refused(name, error)
+                self._telemetry.layer_refused(name, error)
         if names and not self._loaded:
             raise LayerError("the layer directory holds no layer that can be served; `layers import` puts one there")
         return dict(self._loaded.keys())
@@ -94,7 +86,7 @@ class LayerRegistry:
         """Load the layers of the desired state, serve those that it serves, and release the rest."""
         if self._attention is None:
             self._attention = ServedAttention(await self._load_on_engine("attention without a layer", None, {}))
-            self._listener.layer_loaded(self._attention.name, self._attention.loaded)
+            self._telemetry.layer_loaded(self._attention.name, self._attention.loaded)
         errors: dict[tuple[str, str], LayerError] = {}
         for name, digest in sorted(desired.loaded - self._loaded.keys()):
             try:
@@ -109,7 +101,7 @@ class LayerRegistry:
         # Keep the message, not the error: its traceback holds the tensors.
         self.refusal = None if refused is None else Refusal(refused.message, not isinstance(refused, LayerNotLoaded))
         if first is not None and self.fault != before:  # report it once, not at every retry
-            self._listener.layer_not_loaded(first)
+            self._telemetry.layer_not_loaded(first)
 
     def close(self) -> None:
         for thread in (self._load_thread, self._digest_thread):
@@ -123,7 +115,7 @@ class LayerRegistry:
         awaited = frozenset(desired.served.keys() - served.keys())
         before, self.catalog = self.catalog, Catalog(served, awaited, self._attention)
         if before is None or before.names() != self.catalog.names():
-            self._listener.serving([model.name for model in self.catalog.models()], len(self.catalog.layers))
+            self._telemetry.serving([model.name for model in self.catalog.models()], len(self.catalog.layers))
         if len(self._loaded) < num_before:
             del before  # the last reference, unless a request was admitted with a released layer
             self._engine.release()
@@ -135,7 +127,7 @@ class LayerRegistry:
             raise LayerError(f'layer "{name}": the file in the layer directory is not the version that is served')
         loaded = await self._load_on_engine(f'layer "{stored.name}"', stored.spec, stored.tensors)
         self._loaded[stored.name, stored.digest] = ServedLayer(stored, loaded)
-        self._listener.layer_loaded(stored.name, loaded)
+        self._telemetry.layer_loaded(stored.name, loaded)
 
     async def _load_on_engine(self, what: str, spec: LayerSpec | None, tensors: Mapping[str, Tensor]) -> LoadedLayer:
         """Load on the engine, self-check included; raises LayerNotLoaded, or EngineDown."""

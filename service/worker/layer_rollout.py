@@ -13,7 +13,7 @@ import asyncio
 
 from service.errors import Draining, InvalidInput, LayerChanged, LayerError, LayerMissing, LayerNotFound, NotReady
 from service.layers.catalog import Catalog, ServedLayer
-from service.layers.stored_layer import NAME
+from service.layers.store import NAME
 from service.observability.telemetry import Telemetry
 from service.supervisor.status import Change, DesiredState, Outcome, Phase
 from service.worker.control_channel import ControlChannel

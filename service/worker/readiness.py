@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 
@@ -24,7 +23,7 @@ from service.batching.batcher import Batcher
 from service.batching.job import Cost
 from service.errors import ServiceError
 from service.layers.catalog import Catalog, Served, ServedAttention
-from service.observability.telemetry import PROBE
+from service.observability.telemetry import PROBE, Telemetry
 from service.supervisor.status import State
 from service.worker.control_channel import ControlChannel
 from service.worker.layer_registry import LayerRegistry
@@ -35,16 +34,6 @@ LOADING = "layers are being loaded"
 NOT_LISTENING = "the port is not open yet"
 DRAINING = "draining"
 ENGINE_DOWN = "the engine is down"
-
-
-class Log(Protocol):
-    """Receives readiness changes, and knows when layers answered (`observability/telemetry.py`)."""
-
-    def seconds_since_answer(self, name: str) -> float: ...
-    def readiness_changed(self, *, is_ready: bool, num_ready: int) -> None: ...
-    def heartbeat_failed(self, reason: str) -> None: ...
-    def heartbeat_recovered(self) -> None: ...
-    def run_directory_recreated(self) -> None: ...
 
 
 class Readiness:
@@ -60,7 +49,7 @@ class Readiness:
         channel: ControlChannel,
         batcher: Batcher[LayerCall, Answer],
         registry: LayerRegistry,
-        log: Log,
+        telemetry: Telemetry,
         restore: Callable[[], bool],
         probe_s: float,
         probe_timeout_s: float,
@@ -69,7 +58,7 @@ class Readiness:
         self._channel = channel
         self._batcher = batcher
         self._registry = registry
-        self._log = log
+        self._telemetry = telemetry
         self._restore = restore
         self._probe_s = probe_s
         self._probe_timeout_s = probe_timeout_s
@@ -133,7 +122,7 @@ class Readiness:
 
     def _why_stale(self, catalog: Catalog) -> str | None:
         for model in catalog.models():
-            age = self._log.seconds_since_answer(model.name)
+            age = self._telemetry.seconds_since_answer(model.name)
             if age > STALE_INTERVALS * self._probe_s:
                 return f'layer "{model.name}" has not answered for {age:.0f} s'
         return None
@@ -141,7 +130,7 @@ class Readiness:
     async def probe(self) -> None:
         """Probe every layer that is due; a probe that fails raises nothing."""
         for model in () if self._registry.catalog is None else self._registry.catalog.models():
-            if self._log.seconds_since_answer(model.name) >= self._probe_s:
+            if self._telemetry.seconds_since_answer(model.name) >= self._probe_s:
                 call, cost = _probe(model)
                 lane, until = (model.name, model.digest, PROBE), time.monotonic() + self._probe_timeout_s
                 with contextlib.suppress(ServiceError):
@@ -152,13 +141,13 @@ class Readiness:
         before, self._write_error = self._write_error, None
         try:
             if self._restore():
-                self._log.run_directory_recreated()
+                self._telemetry.run_directory_recreated()
         except OSError as error:
             self._write_error = f"the run directory (ATTENTION_RUN_DIR) cannot be written: {error.strerror}"
             if self._write_error != before:
-                self._log.heartbeat_failed(self._write_error)
+                self._telemetry.heartbeat_failed(self._write_error)
         if self._write_error is None and before is not None:
-            self._log.heartbeat_recovered()
+            self._telemetry.heartbeat_recovered()
         reason = self._own_reason()
         refusal, is_file_changed = self._registry.refusal or ("", False)
         self._channel.report(
@@ -173,7 +162,7 @@ class Readiness:
     def check(self) -> None:
         """Record in the log and the metrics which processes are ready now; call `joined` if one of them is new."""
         ready = set(self._channel.service.ready)
-        self._log.readiness_changed(is_ready=self._own_reason() is None, num_ready=len(ready))
+        self._telemetry.readiness_changed(is_ready=self._own_reason() is None, num_ready=len(ready))
         # A process that starts late counts too: it looks the same as the replacement of one that died between two reports.
         has_joined = bool(self._ready_before) and not ready <= self._ready_before
         self._ready_before |= ready
@@ -199,4 +188,4 @@ def _probe(model: Served) -> tuple[LayerCall, Cost]:
     spec = model.spec
     query, key, value = (torch.zeros(1, 1, width) for width in (spec.query_width, spec.key_width, spec.value_width))
     work = flops(spec, Sizes(1, spec.num_heads, 1, 1), None, None)
-    return LayerCall(model.loaded, Call(model.name, query, key, value)), cost._replace(cells=spec.num_heads, flops=work)
+    return LayerCall(model.loaded, Call(query, key, value)), cost._replace(cells=spec.num_heads, flops=work)

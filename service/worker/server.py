@@ -55,7 +55,7 @@ class Server(uvicorn.Server):
     """`run_to_end` serves `application` on `listener` within `limits` and returns the exit code of the process.
 
     It calls `service` when connections are accepted and at each step of the drain. `tls` has the files of the certificate and of
-    its private key, in PEM; without the second the key is in the first too.
+    its private key, in PEM; without the second the key is in the first too, and without both there is no TLS.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Server(uvicorn.Server):
         *,
         delay_s: float,
         grace_s: float,
-        tls: tuple[Path, Path | None] | None = None,
+        tls: tuple[Path | None, Path | None] = (None, None),
     ) -> None:
         super().__init__(_config(application, tls))
         self.exit_code = 0
@@ -225,8 +225,8 @@ class Server(uvicorn.Server):
         return not (self._connections or self._tasks)
 
 
-def _config(application: Any, tls: tuple[Path, Path | None] | None) -> uvicorn.Config:
-    certificate, key = tls or (None, None)
+def _config(application: Any, tls: tuple[Path | None, Path | None]) -> uvicorn.Config:
+    certificate, key = tls
     return uvicorn.Config(
         application,
         loop="uvloop",

@@ -13,9 +13,9 @@ import dataclasses
 import gc
 import math
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Executor, ThreadPoolExecutor
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -29,6 +29,7 @@ from service.attention.heap import BUSY_GROWTH_BYTES, IDLE_GROWTH_BYTES, OVERLOA
 from service.attention.spec import LayerSpec
 from service.batching.batcher import Batcher
 from service.batching.decoding_queue import DecodingQueue
+from service.batching.engine_protocol import STUCK_CHECKS
 from service.errors import EngineDown, ServiceError
 from service.layer_totals import LayerTotals
 from service.layers.catalog import Catalog, ServedLayer
@@ -58,10 +59,22 @@ def _engine_options(settings: Settings) -> EngineOptions:
     return EngineOptions(device, dtype, settings.compute_threads, exact=settings.exact, step_s=step_s)
 
 
+async def watch_loads(
+    engine: Engine, stuck_s: float, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
+) -> NoReturn:
+    """Raise EngineDown if a step of a load takes longer than a batch may; a load of many steps may take any time."""
+    began, num_checks = None, 0
+    while num_checks < STUCK_CHECKS:
+        await sleep(stuck_s / STUCK_CHECKS)
+        before, began = began, engine.load_step_began
+        num_checks = num_checks + 1 if began is not None and began == before else 0
+    raise EngineDown("the engine is stuck: a step of a load runs longer than any batch may")
+
+
 class Service:
     """One process's engine, batcher and layer registry; made inside the event loop it runs on.
 
-    `leave` ends the process with an exit code and a reason. `engine` makes the engine; a test's engine may hold or fail.
+    `leave` ends the process with an exit code. `engine` makes the engine; a test's engine may hold or fail.
     `restore` makes the missing parts of the run directory again.
     """
 
@@ -70,7 +83,7 @@ class Service:
         settings: Settings,
         telemetry: Telemetry,
         channel: ControlChannel,
-        leave: Callable[[int, str], None],
+        leave: Callable[[int], None],
         engine: Callable[[EngineOptions], Engine] = Engine,
         restore: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -90,7 +103,6 @@ class Service:
         )
         self._heap = Heap()
         self.numerics = fingerprint(options)
-        self.max_sequences = settings.max_sequences
         self.keys = None if settings.api_keys_file is None else KeyFile(settings.api_keys_file, telemetry)
         self._rollout = rollout = LayerRollout(registry, channel, telemetry, settings.layer_change_s)
         self.put_layer, self.drop_layer = rollout.put, rollout.drop
@@ -99,6 +111,7 @@ class Service:
         self.readiness = Readiness(
             channel, self.batcher, registry, telemetry, restore, settings.probe_s, 2 * settings.heartbeat_s
         )
+        self.why_not_ready = self.readiness.why_not_ready
         self._reconciler = Reconciler(registry, channel, LoopClock(), settings.probe_s, self.readiness.state_applied)
         self._tasks: list[asyncio.Task[None]] = []
         self._is_over = False
@@ -117,11 +130,11 @@ class Service:
                 await self.keys.open()
             except ServiceError as error:
                 # Until the process ends no caller is admitted, because there are no keys.
-                self._leave(EXIT_REFUSED, error.message)
+                self._refuse_to_start(error)
             self._start_task(self.keys.watch(), "keys")
         self.batcher.start()
         self._start_task(self._load_and_beat(), "heartbeat")
-        self._start_task(self._watch_loads(), "loads")
+        self._start_task(watch_loads(self.engine, self.settings.stuck_s), "loads")
 
     def begin_drain(self) -> None:
         """Turn readiness off at once and withdraw a change of layers; requests are still served until the listener closes."""
@@ -155,9 +168,6 @@ class Service:
         self.rendering.shutdown(wait=False)
         await self.layer_requests.end()
         self._is_over = await asyncio.to_thread(self.engine.close, CLOSE_S)
-
-    def why_not_ready(self) -> str | None:
-        return self.readiness.why_not_ready()
 
     def describe(self, served: ServedLayer) -> LayerAnswer:
         layer, spec, settings = served.stored, served.spec, self.settings
@@ -208,7 +218,7 @@ class Service:
             raise  # a refusal would end the whole service
         except ServiceError as error:
             self.readiness.give_up(error.message)
-            self._leave(EXIT_REFUSED, error.message)
+            self._refuse_to_start(error)
         else:
             self._start_task(self._reconciler.run(), "reconciler")
             # Exclude the objects that exist now from collections: a full one over torch's would stop the loop for about 40 ms.
@@ -226,7 +236,11 @@ class Service:
                     await asyncio.to_thread(self._heap.give_back, OVERLOAD_GROWTH_BYTES)
         # This process can compute nothing any more: the supervisor replaces it.
         self._heartbeat()
-        self._leave(EXIT_ENGINE_DOWN, ENGINE_DOWN)
+        self._leave(EXIT_ENGINE_DOWN)
+
+    def _refuse_to_start(self, error: ServiceError) -> None:
+        self._channel.report(start_error=error.message)
+        self._leave(EXIT_REFUSED)
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         """End the process after a task failed: without loading or heartbeats it cannot serve."""
@@ -234,17 +248,11 @@ class Service:
         if isinstance(error, EngineDown):
             self.readiness.give_up(ENGINE_DOWN)
             self.batcher.fail(error)
-            self._leave(EXIT_ENGINE_DOWN, ENGINE_DOWN)
+            self._leave(EXIT_ENGINE_DOWN)
         elif error is not None:
             self.readiness.give_up("an internal fault")
             self.telemetry.task_failed(error)
-            self._leave(EXIT_FAILED, "an internal fault; its trace is in the log")
-
-    async def _watch_loads(self) -> None:
-        """Raise EngineDown if a step of a load takes longer than a batch may; a load of many steps may take any time."""
-        while (left_s := self.settings.stuck_s - self.engine.load_step_s) > 0:  # noqa: ASYNC110 (the steps need not wait)
-            await asyncio.sleep(left_s)
-        raise EngineDown("the engine is stuck: a step of a load runs longer than any batch may")
+            self._leave(EXIT_FAILED)
 
     def _heartbeat(self) -> None:
         self.telemetry.sample(self.engine)

@@ -92,7 +92,7 @@ def tensors_of(index: int) -> dict[str, torch.Tensor]:
 def served(tokens: list[str], index: int, dtype: torch.dtype = torch.float32, *, wide=torch.float32) -> Answer:
     layer = Layer(SPEC, tensors_of(index), dtype=dtype, device=CPU)
     query = torch.from_numpy(states(tuple(tokens), index))[None].to(wide)
-    return layer.forward([Call("layer", query, weights=WeightsWanted("heads", dtype=wide))])[0]
+    return layer.forward([Call(query, weights=WeightsWanted("heads", dtype=wide))])[0]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

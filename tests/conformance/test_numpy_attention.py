@@ -67,7 +67,7 @@ def ask(layer: Layer, Q, K=None, V=None, mask=None) -> tuple[np.ndarray, np.ndar
     assert query is not None
     sizes = Sizes(len(Q), layer.spec.num_heads, Q.shape[1], (Q if K is None else K).shape[1])
     combined = None if mask is None else CombinedMask(sizes, (ignore(torch.from_numpy(mask).unsqueeze(1)),))
-    answer = layer.forward([Call("layer", query, key, value, combined, wanted)])[0]
+    answer = layer.forward([Call(query, key, value, combined, wanted)])[0]
     return answer.output.numpy(), full_weights(answer).numpy()
 
 
@@ -177,7 +177,7 @@ def test_row_12_stable_attention_where_the_naive_exponential_overflows(rng):
     assert (scores > 88.7).sum() > 20
     expected = softmax(scores.astype(np.float64)) @ V
     layer = identity_layer(64, scale=0.125, dtype=torch.float32)
-    answer = layer.forward([Call("layer", torch.from_numpy(Q), torch.from_numpy(K), torch.from_numpy(V))])[0]
+    answer = layer.forward([Call(torch.from_numpy(Q), torch.from_numpy(K), torch.from_numpy(V))])[0]
     np.testing.assert_allclose(answer.output.numpy(), expected, rtol=1e-4, atol=1e-4)
 
 
@@ -188,7 +188,7 @@ def test_row_13_the_causal_mask_recipe_is_causal(rng):
     found, weights = ask(layer, X, mask=mask[None])
     assert_near(found, scaled_dot_product_attention(X, X, X, mask)[0])
     sizes = Sizes(1, 1, 7, 7)
-    named = Call("layer", torch.from_numpy(X), mask=CombinedMask(sizes, (causal(sizes, 0),)), weights=wanted)
+    named = Call(torch.from_numpy(X), mask=CombinedMask(sizes, (causal(sizes, 0),)), weights=wanted)
     answer = layer.forward([named])[0]
     assert answer.output.numpy().tobytes() == found.tobytes()
     assert full_weights(answer).numpy().tobytes() == weights.tobytes()

@@ -55,7 +55,7 @@ def test_row_1_scaled_dot_product_attention(rows):
     for given in (None, mask):
         output, attn = scaled_dot_product_attention(query, key, value, given)
         lowered = None if given is None else combined(given, Sizes(2, 1, 5, 9))
-        answer = layer.forward([Call("layer", query, key, value, lowered, wanted)])[0]
+        answer = layer.forward([Call(query, key, value, lowered, wanted)])[0]
         assert_near(answer.output, output)
         assert_near(full_weights(answer)[:, 0], attn)
 
@@ -65,7 +65,7 @@ def test_row_1_a_fully_blocked_row_is_zero_where_the_article_gives_nan():
     mask[0, 1] = 0
     output, _ = scaled_dot_product_attention(query, query, query, mask)
     assert output[0, 1].isnan().all()
-    answer = identity_layer(4, scale=0.5).forward([Call("layer", query, mask=combined(mask, Sizes(1, 1, 3, 3)))])[0]
+    answer = identity_layer(4, scale=0.5).forward([Call(query, mask=combined(mask, Sizes(1, 1, 3, 3)))])[0]
     assert not answer.output[0, 1].any()
     assert_near(answer.output[0, ::2], output[0, ::2])
 
@@ -104,7 +104,7 @@ def test_row_2_multi_head_attention_with_a_mask_over_all_heads(rows):
     query, memory, mask = doubles(2, 4, 24), doubles(2, 7, 24, seed=1), kept(2, rows, 7)
     with torch.inference_mode():
         output, attn = module(query, memory, memory, mask)
-    call = Call("layer", query, memory, mask=combined(mask, Sizes(2, 3, 4, 7)), weights=wanted)
+    call = Call(query, memory, mask=combined(mask, Sizes(2, 3, 4, 7)), weights=wanted)
     answer = module.layer().forward([call])[0]
     assert_near(answer.output, output)
     assert_near(full_weights(answer), attn)
@@ -112,7 +112,7 @@ def test_row_2_multi_head_attention_with_a_mask_over_all_heads(rows):
 
 def test_row_2_the_model_width_has_to_be_shared_evenly():
     """The article asserts d_model % h == 0; here head widths are free, so 25 wide in 3 heads of 8 is a layer as well."""
-    answer = MultiHeadAttention(25, 3, 8, 8).double().layer().forward([Call("layer", doubles(1, 4, 25))])[0]
+    answer = MultiHeadAttention(25, 3, 8, 8).double().layer().forward([Call(doubles(1, 4, 25))])[0]
     assert answer.output.shape == (1, 4, 25)
 
 
@@ -121,7 +121,7 @@ def test_row_3_scaled_dot_product_attention_in_every_head_with_its_own_scale_fac
     q, k, v = doubles(2, 3, 5, 8), doubles(2, 3, 6, 8, seed=1), doubles(2, 3, 6, 8, seed=2)
     output, attn = scaled_dot_product_attention(q, k, v)
     layer = identity_layer(8, scale=8**-0.5)
-    answer = layer.forward([Call("layer", q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), weights=wanted)])[0]
+    answer = layer.forward([Call(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), weights=wanted)])[0]
     assert_near(answer.output.unflatten(0, (2, 3)), output)
     assert_near(full_weights(answer)[:, 0].unflatten(0, (2, 3)), attn)
 
@@ -132,6 +132,6 @@ def test_row_4_key_and_value_widths_independent_of_the_model_width(d_k, d_v):
     query, key, value = doubles(2, 4, 20), doubles(2, 7, 20, seed=1), doubles(2, 7, 20, seed=2)
     with torch.inference_mode():
         output, attn = module(query, key, value)
-    answer = module.layer().forward([Call("layer", query, key, value, weights=wanted)])[0]
+    answer = module.layer().forward([Call(query, key, value, weights=wanted)])[0]
     assert_near(answer.output, output)
     assert_near(full_weights(answer), attn)

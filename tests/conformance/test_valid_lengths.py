@@ -46,7 +46,7 @@ def test_row_14_dot_product_attention_with_valid_lens(valid_lens):
     queries, keys, values = (randn(2, n, d, seed=n + d, dtype=torch.float64) for n, d in ((4, 6), (7, 6), (7, 5)))
     given = None if valid_lens is None else torch.tensor(valid_lens)
     output, weights = dot_product_attention(queries, keys, values, given)
-    call = Call("layer", queries, keys, values, valid(given, Sizes(2, 1, 4, 7)), wanted)
+    call = Call(queries, keys, values, valid(given, Sizes(2, 1, 4, 7)), wanted)
     answer = identity_layer(6, 5, scale=6**-0.5).forward([call])[0]
     assert_near(answer.output, output)
     assert_near(full_weights(answer)[:, 0], weights)
@@ -57,7 +57,7 @@ def test_row_14_a_length_of_zero_gives_zeros_where_d2l_gives_the_mean():
     given = torch.tensor([0, 5])
     output, weights = dot_product_attention(keys[:, :1], keys, keys, given)
     torch.testing.assert_close(weights[0], torch.full((1, 5), 0.2, dtype=torch.float64))
-    call = Call("layer", keys[:, :1], keys, mask=valid(given, Sizes(2, 1, 1, 5)), weights=wanted)
+    call = Call(keys[:, :1], keys, mask=valid(given, Sizes(2, 1, 1, 5)), weights=wanted)
     answer = identity_layer(4, scale=0.5).forward([call])[0]
     assert not answer.output[0].any()
     assert not full_weights(answer)[0].any()
@@ -69,7 +69,7 @@ def test_row_15_masked_softmax():
     scores = randn(2, 4, 6, dtype=torch.float64)
     for given in (torch.tensor([2, 3]), torch.tensor([[1, 3, 6, 2], [2, 4, 1, 5]])):
         keys = torch.eye(6, dtype=torch.float64).expand(2, 6, 6)
-        call = Call("layer", scores, keys, mask=valid(given, Sizes(2, 1, 4, 6)), weights=wanted)
+        call = Call(scores, keys, mask=valid(given, Sizes(2, 1, 4, 6)), weights=wanted)
         weights = full_weights(identity_layer(6, scale=1.0).forward([call])[0])[:, 0]
         assert_near(weights, masked_softmax(scores, given))
 
@@ -79,7 +79,7 @@ def test_row_16_the_formula_with_projections():
     x, w = randn(1, 5, 6, seed=1, dtype=torch.float64), randn(3, 6, 4, seed=2, dtype=torch.float64)
     q, k, v = x @ w[0], x @ w[1], x @ w[2]
     expected = (q @ k.transpose(1, 2) / math.sqrt(4)).softmax(-1) @ v
-    answer = identity_layer(4, scale=0.5).forward([Call("layer", q, k, v)])[0]
+    answer = identity_layer(4, scale=0.5).forward([Call(q, k, v)])[0]
     assert_near(answer.output, expected)
 
 
@@ -89,7 +89,7 @@ def test_row_16_the_softmax_jacobian():
 
     def served(x: np.ndarray) -> np.ndarray:
         keys = torch.eye(4, dtype=torch.float64)[None]
-        call = Call("layer", torch.from_numpy(x)[None, None], keys, weights=wanted)
+        call = Call(torch.from_numpy(x)[None, None], keys, weights=wanted)
         return full_weights(identity_layer(4, scale=1.0).forward([call])[0])[0, 0, 0].numpy()
 
     s = served(scores)

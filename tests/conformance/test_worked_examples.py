@@ -34,7 +34,7 @@ def test_example_a_two_tokens(divisor, first_row, first_output):
     """
     q, k, v = doubles([[2, 0], [1, 1]]), doubles([[0, 2], [1, 1]]), doubles([[2, 1], [1, 1]])
     assert (q @ k.transpose(1, 2)).tolist() == [[[0, 2], [2, 2]]]
-    answer = identity_layer(2, scale=divisor**-0.5).forward([Call("layer", q, k, v, weights=wanted)])[0]
+    answer = identity_layer(2, scale=divisor**-0.5).forward([Call(q, k, v, weights=wanted)])[0]
     np.testing.assert_allclose(full_weights(answer)[0, 0], [first_row, [0.5, 0.5]], atol=5e-7)
     np.testing.assert_allclose(answer.output[0], [[first_output, 1.0], [1.5, 1.0]], atol=5e-7)
 
@@ -45,7 +45,7 @@ def test_example_a_through_projections_from_width_3_to_width_2():
     weights = {"query": [[2, 0], [1, 1], [0, 0]], "key": [[0, 2], [1, 1], [0, 0]], "value": [[2, 1], [1, 1], [0, 0]]}
     tensors = {f"{name}.weight": torch.tensor(w, dtype=torch.float64).T for name, w in weights.items()}
     layer = Layer(spec, tensors, dtype=torch.float64, device=CPU)
-    answer = layer.forward([Call("layer", X, weights=wanted)])[0]
+    answer = layer.forward([Call(X, weights=wanted)])[0]
     np.testing.assert_allclose(full_weights(answer)[0, 0], [[0.195570, 0.804430], [0.5, 0.5]], atol=5e-7)
     np.testing.assert_allclose(answer.output[0], [[1.195570, 1.0], [1.5, 1.0]], atol=5e-7)
 
@@ -54,7 +54,7 @@ def test_example_a_through_projections_from_width_3_to_width_2():
 
 
 def served_weights(x: torch.Tensor, scale: float) -> np.ndarray:
-    answer = identity_layer(x.shape[-1], scale=scale).forward([Call("layer", x, weights=wanted)])[0]
+    answer = identity_layer(x.shape[-1], scale=scale).forward([Call(x, weights=wanted)])[0]
     return full_weights(answer)[0, 0].numpy()
 
 
@@ -97,7 +97,7 @@ def test_example_b_measured_scaling_keeps_weights_smooth_at_any_width(width, lar
         found = []
         for _ in range(8):
             key = torch.from_numpy(rng.normal(size=(1, 16, width)))
-            call = Call("layer", query, key, weights=wanted)
+            call = Call(query, key, weights=wanted)
             found.append(full_weights(identity_layer(width, scale=scale).forward([call])[0])[0, 0].numpy())
         weights = np.concatenate(found)
         assert weights.max(-1).mean() == pytest.approx(top, abs=0.04)
@@ -118,7 +118,7 @@ def test_example_c_the_variance_of_scores_is_the_width_and_one_after_scaling(wid
         tensors = {f"{name}.weight": eye for name in ("query", "key", "value")}
         layer = Layer(spec, tensors, dtype=torch.float64, device=CPU)
         query, key = torch.from_numpy(np.random.default_rng(1).normal(size=(2, 1, 400, width)))
-        weights = full_weights(layer.forward([Call("layer", query, key, weights=wanted)])[0])[0, 0]
+        weights = full_weights(layer.forward([Call(query, key, weights=wanted)])[0])[0, 0]
         scores = (weights[:, :-1] / weights[:, -1:]).log()
         torch.testing.assert_close(scores, scale * (query @ key.transpose(1, 2))[0], rtol=1e-9, atol=1e-9)
         assert float(scores.var()) == pytest.approx(variance, rel=0.1)
@@ -131,7 +131,7 @@ def test_example_d_the_first_demo_with_seed_42():
     """Query, key and value of 5 x 64, float32 as the article has them."""
     rng = np.random.RandomState(42)
     q, k, v = (torch.from_numpy(rng.randn(1, 5, 64).astype(np.float32)).double() for _ in range(3))
-    answer = identity_layer(64, scale=0.125).forward([Call("layer", q, k, v, weights=wanted)])[0]
+    answer = identity_layer(64, scale=0.125).forward([Call(q, k, v, weights=wanted)])[0]
     weights = full_weights(answer)[0, 0]
     np.testing.assert_allclose(weights[0], [0.48400854, 0.01720043, 0.10994758, 0.30193370, 0.08690975], atol=2e-8)
     assert float(weights.min()) == pytest.approx(0.017200, abs=5e-7)
@@ -147,7 +147,7 @@ def test_example_d_the_second_demo_768_wide_in_12_heads():
     names = ("query", "key", "value", "output")
     tensors = {f"{name}.weight": torch.from_numpy(w.T.copy()) for name, w in zip(names, weights, strict=True)}
     layer = Layer(spec, tensors, dtype=torch.float64, device=CPU)
-    answer = layer.forward([Call("layer", torch.from_numpy(rng.randn(2, 10, 768)), weights=wanted)])[0]
+    answer = layer.forward([Call(torch.from_numpy(rng.randn(2, 10, 768)), weights=wanted)])[0]
     found = full_weights(answer)
     assert found.shape == (2, 12, 10, 10)
     assert answer.output.shape == (2, 10, 768)
@@ -161,7 +161,7 @@ def test_example_d_a_fully_blocked_row_leaks_nothing_in_any_dtype(dtype):
     """The article's -1e9 gives every key 0.1, and is -inf in float16; ours is zero everywhere."""
     mask = CombinedMask(Sizes(1, 1, 10, 10), (ignore(torch.ones(1, 1, 1, 1, dtype=torch.bool)),))
     layer = identity_layer(8, scale=0.25, dtype=dtype)
-    answer = layer.forward([Call("layer", torch.ones(1, 10, 8), mask=mask, weights=WeightsWanted("heads"))])[0]
+    answer = layer.forward([Call(torch.ones(1, 10, 8), mask=mask, weights=WeightsWanted("heads"))])[0]
     assert not answer.output.any()
     assert not full_weights(answer).any()
 
@@ -179,5 +179,5 @@ def test_example_e_keys_of_ones_average_the_valid_values():
     ):
         mask = CombinedMask(Sizes(2, 1, 1, 10), (lengths(torch.tensor(given)[:, None]),))
         layer = identity_layer(2, 4, scale=2**-0.5, dtype=torch.float32)
-        answer = layer.forward([Call("layer", query, keys, values, mask)])[0]
+        answer = layer.forward([Call(query, keys, values, mask)])[0]
         np.testing.assert_allclose(answer.output[:, 0], expected, rtol=1e-5)

@@ -1,7 +1,7 @@
 """Faults on the path that most batches take: the event loop's own thread computes what likely ends within 15 ms.
 
-Law: every test reads from the file of passes (`faulty_service.py`) that the event loop's thread began the pass in question, or
-most of them; else it would prove nothing.
+Invariant: every test reads from the file of passes (`faulty_service.py`) that the event loop's thread began the pass in question,
+or most of them; else it would prove nothing.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from tests.e2e.test_faults import FAULTY, Faulty
 from tests.integration.running import LAYERS, prepare
 from tests.torture import at_rest
 from tests.torture.health import Health
-from tests.torture.line import Cut, Line, Reply, Silence, attend
+from tests.torture.raw_connection import Cut, RawConnection, Reply, Silence, attend
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 MATES = [0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75]
@@ -56,19 +56,21 @@ def bits(reply: Reply) -> bytes:
 
 
 async def _together(port: int, marks: list[float]) -> list[Reply | None]:
-    lines = [Line(port) for _ in marks]
+    connections = [RawConnection(port) for _ in marks]
 
-    async def answer(line: Line, mark: float) -> Reply | None:
+    async def answer(connection: RawConnection, mark: float) -> Reply | None:
         try:
-            await line.send(wire(mark))
-            return await line.read(60)
+            await connection.send(wire(mark))
+            return await connection.read(60)
         except (Cut, OSError):
             return None
         finally:
-            line.close()
+            connection.close()
 
-    await asyncio.gather(*(line.send(b"") for line in lines))  # connected
-    return await asyncio.gather(*(answer(line, mark) for line, mark in zip(lines, marks, strict=True)))
+    await asyncio.gather(*(connection.send(b"") for connection in connections))  # connected
+    return await asyncio.gather(
+        *(answer(connection, mark) for connection, mark in zip(connections, marks, strict=True))
+    )
 
 
 class Inline(Faulty):
@@ -225,13 +227,13 @@ def test_an_inline_pass_that_never_ends_costs_only_its_own_process(serve):
     alone = service.alone()
 
     async def main() -> None:
-        lines = [Line(service.port) for _ in range(16)]
-        by_pid: dict[int, list[Line]] = {}
-        for number, line in enumerate(lines):
-            reply = await line.ask(wire(2.0 + number / 64), 60)
+        connections = [RawConnection(service.port) for _ in range(16)]
+        by_pid: dict[int, list[RawConnection]] = {}
+        for number, connection in enumerate(connections):
+            reply = await connection.ask(wire(2.0 + number / 64), 60)
             # A connection that is closed for a process that has just joined would be opened again to either of them.
             if not reply.closes:
-                by_pid.setdefault(service.first(2.0 + number / 64).pid, []).append(line)
+                by_pid.setdefault(service.first(2.0 + number / 64).pid, []).append(connection)
         victim = max(by_pid, key=lambda pid: len(by_pid[pid]))
         doomed, (others,) = by_pid.pop(victim), by_pid.values()
         assert len(doomed) > 1
@@ -239,16 +241,16 @@ def test_an_inline_pass_that_never_ends_costs_only_its_own_process(serve):
         await doomed[0].send(wire(STUCK))
         await asyncio.to_thread(service.until, lambda: STUCK in service.passes()[-1].marks)
         assert service.first(STUCK).is_inline
-        await asyncio.gather(*(line.send(wire(0.5)) for line in doomed[1:]))
-        ends = [asyncio.ensure_future(line.read(60)) for line in doomed]
+        await asyncio.gather(*(connection.send(wire(0.5)) for connection in doomed[1:]))
+        ends = [asyncio.ensure_future(connection.read(60)) for connection in doomed]
         while not all(end.done() for end in ends):
             assert bits(await others[0].ask(wire(0.5), 60)) == alone[0.5], "the other process serves on"
             await asyncio.sleep(0.01)
         assert all(isinstance(end.exception(), Cut) for end in ends), "cut off, never answered wrongly"
         died = service.line(event="worker_died")
         assert (died["pid"], died["signal"]) == (victim, "SIGKILL")
-        for line in lines:
-            line.close()
+        for connection in connections:
+            connection.close()
         await asyncio.sleep(0)  # a transport closes in a later turn
 
     asyncio.run(main())
@@ -292,14 +294,14 @@ class Callers:
         self._thread.join()
 
     async def _all(self, port: int, num: int) -> None:
-        await asyncio.gather(*(self._one(Line(port), MATES[number % len(MATES)]) for number in range(num)))
+        await asyncio.gather(*(self._one(RawConnection(port), MATES[number % len(MATES)]) for number in range(num)))
 
-    async def _one(self, line: Line, mark: float) -> None:
+    async def _one(self, connection: RawConnection, mark: float) -> None:
         is_last = False
         while not (self._is_over or is_last):
             try:
-                await line.send(wire(mark))
-                reply = await line.read(30)
+                await connection.send(wire(mark))
+                reply = await connection.read(30)
             except (Cut, Silence, OSError) as error:
                 self.lost.append(f"{type(error).__name__} {error}")
                 return
@@ -307,7 +309,7 @@ class Callers:
             self.statuses.append(reply.status)
             if reply.status == 200:
                 self.replies[mark].add(bits(reply))
-        line.close()
+        connection.close()
 
 
 BUSY = dict(environment={"FAULTY_FORWARD_S": "0.002"})
@@ -321,17 +323,19 @@ def test_disconnects_during_an_inline_pass_harm_no_other_request(serve):
 
     async def main() -> None:
         marks = [SLOW, *MATES[:3], *[LEAVER] * 4]
-        lines = [Line(service.port) for _ in marks]
-        await asyncio.gather(*(line.send(b"") for line in lines))
-        await asyncio.gather(*(line.send(wire(mark)) for line, mark in zip(lines, marks, strict=True)))
+        connections = [RawConnection(service.port) for _ in marks]
+        await asyncio.gather(*(connection.send(b"") for connection in connections))
+        await asyncio.gather(
+            *(connection.send(wire(mark)) for connection, mark in zip(connections, marks, strict=True))
+        )
         await asyncio.to_thread(service.until, lambda: SLOW in service.passes()[-1].marks)
-        for number, line in enumerate(lines[4:]):
-            leave(line, is_rude=number % 2 == 0)
-        replies = [await line.read(30) for line in lines[:4]]
+        for number, connection in enumerate(connections[4:]):
+            leave(connection, is_rude=number % 2 == 0)
+        replies = [await connection.read(30) for connection in connections[:4]]
         assert told(replies) == [200] * 4
         assert [bits(reply) for reply in replies[1:]] == [alone[mark] for mark in MATES[:3]]
-        for line in lines:
-            line.close()
+        for connection in connections:
+            connection.close()
         await asyncio.sleep(0)
 
     asyncio.run(main())
@@ -341,12 +345,14 @@ def test_disconnects_during_an_inline_pass_harm_no_other_request(serve):
     assert set(told(service.together(*MATES))) == {200}
 
 
-def leave(line: Line, *, is_rude: bool) -> None:
+def leave(connection: RawConnection, *, is_rude: bool) -> None:
     """With a reset, or with a word of parting."""
-    assert line._writer is not None
+    assert connection._writer is not None
     if is_rude:
-        line._writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    line.close()
+        connection._writer.get_extra_info("socket").setsockopt(
+            socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+        )
+    connection.close()
 
 
 @pytest.mark.long
@@ -356,12 +362,12 @@ def test_disconnects_at_any_moment_of_an_inline_batch_harm_no_other_request(serv
     alone = service.alone()
 
     async def leave_together() -> None:
-        lines = [Line(service.port) for _ in range(10)]
-        await asyncio.gather(*(line.send(b"") for line in lines))
-        await asyncio.gather(*(line.send(wire(LEAVER)) for line in lines))
-        for line in lines:
+        connections = [RawConnection(service.port) for _ in range(10)]
+        await asyncio.gather(*(connection.send(b"") for connection in connections))
+        await asyncio.gather(*(connection.send(wire(LEAVER)) for connection in connections))
+        for connection in connections:
             await asyncio.sleep(rng.uniform(0, 0.002))
-            leave(line, is_rude=rng.random() < 0.5)
+            leave(connection, is_rude=rng.random() < 0.5)
         await asyncio.sleep(0)
 
     def is_left_inline() -> bool:

@@ -34,7 +34,7 @@ from tests.torture.figures import (
     unread_log,
     whales,
 )
-from tests.torture.line import attend
+from tests.torture.raw_connection import attend
 from tests.torture.subject import Subject
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]

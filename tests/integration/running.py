@@ -18,8 +18,7 @@ from service.app import build
 from service.attention.engine import Engine
 from service.attention.spec import LayerSpec
 from service.errors import ServiceError
-from service.layers.store import Store
-from service.layers.stored_layer import StoredLayer
+from service.layers.store import Store, StoredLayer
 from service.observability.telemetry import Telemetry
 from service.settings import load_settings
 from service.worker.service import Service
@@ -130,7 +129,10 @@ async def running(
     refusals: list[str] = []
     metrics = await asyncio.to_thread(lone_metrics)  # it looks for files, before the loop of a real process starts
     telemetry = Telemetry(metrics, time.monotonic, tracer)
-    leave = lambda _, reason: refusals.append(reason)
+
+    def leave(_: int) -> None:
+        refusals.append(channel.status.start_error or str(service.why_not_ready()))
+
     service = Service(settings, telemetry, channel, leave, HeldEngine, restore)
     edge = build(service)
     headers = {"x-api-key": ADMIN_KEY} if admin else {}

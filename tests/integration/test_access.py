@@ -1,6 +1,7 @@
 """Keys, roles, rates and origins on a whole service: who is let in, what the others hear, and what is counted."""
 
 import asyncio
+import itertools
 
 import pytest
 
@@ -489,3 +490,25 @@ def test_the_host_is_checked_before_the_key_and_the_rate(served, keys):
         assert statuses == [200, 429]
 
     served(story, api_keys_file=keys, allowed_hosts="api.example", rate_limit_per_s=0.001)
+
+
+def test_a_refused_request_has_the_route_that_it_would_have_if_it_were_answered(served):
+    paths = ("/", "/nothing", "/docs", "/v1/layers", "/v1/layers/small", ATTEND, "/v2/", "/v2/models/small/infer")
+
+    async def counted(service, *request, **headers) -> str:
+        before = await metrics(service)
+        await service.client.request(*request, headers={"accept": "text/html", **headers})
+        after = await metrics(service)
+        names = [
+            name for name in after if name.startswith("attention_requests_total") and after[name] != before.get(name)
+        ]
+        assert len(names) == 1, (request, names)
+        return str(names[0].partition(",status")[0])
+
+    async def story(service):
+        for method, path in itertools.product(("GET", "HEAD", "POST", "PUT", "OPTIONS"), paths):
+            answered = await counted(service, method, path)
+            assert await counted(service, method, path, **EVIL) == answered, (method, path)
+        assert await counted(service, "GET", "/") == 'attention_requests_total{route="/"'
+
+    served(story)

@@ -1,6 +1,6 @@
 """At rest: what must hold after every figure, whatever it did (rules 4 and 5).
 
-Laws: every request that came was answered or cancelled, exactly once; gauges, tasks, threads, descriptors and processes
+Invariants: every request that came was answered or cancelled, exactly once; gauges, tasks, threads, descriptors and processes
 are back within two seconds.
 """
 

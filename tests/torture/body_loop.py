@@ -1,8 +1,9 @@
 """Body loop: one large request over and over, in an open or a closed loop, by a process of its own.
 
-Laws: every request has a connection of its own; it reads while it sends, and stops sending when it is answered; nothing is copied
-on the way to the kernel and one loop of system calls drives all connections, so that the generator costs little of the cores that
-it shares with the service; in the open loop a request's time counts from when it was due, however late the generator sent it.
+Invariants: every request has a connection of its own; it reads while it sends, and stops sending when it is answered; nothing
+is copied on the way to the kernel and one loop of system calls drives all connections, so that the generator costs little of
+the cores that it shares with the service; in the open loop a request's time counts from when it was due, however late the
+generator sent it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.torture.line import HOST
+from tests.torture.raw_connection import HOST
 
 PATIENCE_S = 20.0
 READ_BYTES = 2**20

@@ -1,6 +1,6 @@
 """Canary: a steady stream of valid requests beside whatever else goes on; each answer is checked to the last bit (rule 3).
 
-Laws: a process of its own, so that the noise of the generator is not in its times; requests are due at fixed times and a
+Invariants: a process of its own, so that the noise of the generator is not in its times; requests are due at fixed times and a
 late answer does not put off the next; what it saw it writes as one JSON object when its standard input ends.
 """
 

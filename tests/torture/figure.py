@@ -1,6 +1,6 @@
 """Figure: one thing the service owes, measured; what every figure gets, and how large a form of it is asked for.
 
-Laws: a figure starts what it needs and ends it; it draws everything random from the seed that it is given; it answers with
+Invariants: a figure starts what it needs and ends it; it draws everything random from the seed that it is given; it answers with
 rows, never with an exception for what the service did wrong.
 """
 

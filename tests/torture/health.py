@@ -1,7 +1,7 @@
 """Health: what operators' routes take while something else goes on, asked by a process of its own.
 
-Laws: one kept-alive connection, one question after another; a question that fails is told, not timed; what was seen is written
-as one JSON object when standard input ends: milliseconds by path, and `wrong`.
+Invariants: one kept-alive connection, one question after another; a question that fails is told, not timed; what was seen is
+written as one JSON object when standard input ends: milliseconds by path, and `wrong`.
 """
 
 from __future__ import annotations

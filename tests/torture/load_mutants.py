@@ -1,7 +1,7 @@
 """Loads mutated checkpoints, one after another: `python -m tests.torture.load_mutants DIRECTORY SEED COUNT`.
 
-Laws: what is being loaded lies in the directory while it is, so that a death leaves its cause behind; a load that takes five
-seconds is told as a hang; the end is one JSON object: `hangs`, `wrong`, `counts`.
+Invariants: what is being loaded lies in the directory while it is, so that a death leaves its cause behind; a load that takes
+five seconds is told as a hang; the end is one JSON object: `hangs`, `wrong`, `counts`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ import torch
 
 from service.errors import LayerError
 from service.layers.importer import import_layer
-from service.layers.store import Store
-from service.layers.stored_layer import StoredLayer
+from service.layers.store import Store, StoredLayer
 from tests.integration.running import small_layer
+from tests.torture.answer_rules import MAX_REFUSAL_BYTES
 from tests.torture.inputs.mutations import mutate_bytes, mutate_safetensors
-from tests.torture.law import MAX_REFUSAL_BYTES
 
 HANG_S = 5.0
 # Names in a checkpoint are quoted: who imports it wants to know.

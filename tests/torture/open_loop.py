@@ -1,6 +1,6 @@
 """Open loop: requests that arrive when they arrive, however slowly they are answered; a closed loop hides an overload.
 
-Laws: a process of its own; arrivals are a Poisson process from a seed; each request takes an idle kept-alive connection or
+Invariants: a process of its own; arrivals are a Poisson process from a seed; each request takes an idle kept-alive connection or
 opens one; latency counts from the moment a request was due; one record a request, in the order of
 Record's fields.
 A request's mark is the first number of its query, so that what an engine ran can be told.

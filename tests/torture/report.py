@@ -1,6 +1,6 @@
 """Report: what was measured beside its target, as a table for people and as a page that keeps it.
 
-Laws: a row is one target; a row that was not measured says why and is neither a pass nor a miss; a page keeps the rows of
+Invariants: a row is one target; a row that was not measured says why and is neither a pass nor a miss; a page keeps the rows of
 the figures that this run did not measure.
 """
 
@@ -67,7 +67,16 @@ def write_page(page: Path, rows: list[Row], run: str, machine: str) -> None:
     measured = {row.figure for row in rows}
     kept = [line for line in found[1].splitlines() if (n := _figure_of(line)) is not None and n not in measured]
     lines = sorted([*kept, *rest], key=lambda line: _figure_of(line) or 0)
-    new = "\n".join([BEGIN, f"Last run on {machine}.", "", *head, *lines, END])
+    new = "\n".join(
+        [
+            BEGIN,
+            f"The newest rows are of a run on {machine}. Each row has the date of its own run.",
+            "",
+            *head,
+            *lines,
+            END,
+        ]
+    )
     page.write_text(text[: found.start()] + new + text[found.end() :], encoding="utf-8")
 
 

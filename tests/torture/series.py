@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Iterable
 
-from tests.torture.law import CODES
+from tests.torture.answer_rules import CODES
 from tests.torture.subject import Subject
 
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')

@@ -1,7 +1,7 @@
 """Subject: the real service as a process tree, its log in a file (or in a pipe that is read when it is asked for), and what is
 measured of it from outside.
 
-Laws: black box: HTTP, signals and what the kernel tells of the processes; settings that this version does not have are
+Invariants: black box: HTTP, signals and what the kernel tells of the processes; settings that this version does not have are
 left out, so that one harness measures several versions; `end` leaves nothing behind.
 """
 

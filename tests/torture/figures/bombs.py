@@ -1,6 +1,6 @@
 """Figure 8: small requests that want to become large: compressed, nested, endless headers, a million chunks.
 
-Laws: each is refused within a second of its last byte that the service would read; memory never rises by more than the
+Invariants: each is refused within a second of its last byte that the service would read; memory never rises by more than the
 body limit and 16 MiB; a hundred of them leave nothing behind.
 """
 
@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator
 import zstandard
 
 from service.settings import Settings
-from tests.torture import at_rest, law
+from tests.torture import answer_rules, at_rest
 from tests.torture.canary import Song, singing
 from tests.torture.figure import Form
-from tests.torture.line import Cut, Line, Reply, Silence, post
+from tests.torture.raw_connection import Cut, RawConnection, Reply, Silence, post
 from tests.torture.report import Row, none_of, not_yet
 from tests.torture.subject import Subject
 
@@ -135,7 +135,7 @@ def _wrong(reply: Reply | str, bomb: Bomb) -> str | None:
         # A connection that was closed while we still sent is a refusal too, where the answer could not be read.
         return None if bomb.needs and reply == "closed" else reply
     # Status 400 is what /v2 makes of a 422.
-    return law.broken(reply, is_inference="/v2" in bomb.name) or (
+    return answer_rules.violation(reply, is_inference="/v2" in bomb.name) or (
         None if reply.status in bomb.statuses else f"status {reply.status}"
     )
 
@@ -145,12 +145,14 @@ async def _throw(subject: Subject, wire: bytes, patience_s: float, num: int = 1)
     replies: list[Reply | str] = []
     slowest_s = 0.0
     for _ in range(num):
-        line = Line(subject.port)
+        connection = RawConnection(subject.port)
         sent = time.monotonic()
         try:
-            await line.send(b"")
-            reading = asyncio.ensure_future(line.read(patience_s))
-            await asyncio.wait([asyncio.ensure_future(line.send(wire)), reading], return_when=asyncio.FIRST_COMPLETED)
+            await connection.send(b"")
+            reading = asyncio.ensure_future(connection.read(patience_s))
+            await asyncio.wait(
+                [asyncio.ensure_future(connection.send(wire)), reading], return_when=asyncio.FIRST_COMPLETED
+            )
             sent = time.monotonic()
             replies.append(await reading)
         except Silence:
@@ -158,5 +160,5 @@ async def _throw(subject: Subject, wire: bytes, patience_s: float, num: int = 1)
         except (Cut, OSError):
             replies.append("closed")
         slowest_s = max(slowest_s, time.monotonic() - sent)
-        line.close()
+        connection.close()
     return replies, slowest_s

@@ -1,7 +1,7 @@
 """Figure 10: mutated checkpoints given to the loader: of our own stored form, and of a foreign one given to the importer.
 
-Laws: the loader runs in a process of its own (`load_mutants.py`), so that a crash or a hang is seen for what it is; each file
-is refused with a LayerError that has our own words, or loads as the very layer that it was before.
+Invariants: the loader runs in a process of its own (`load_mutants.py`), so that a crash or a hang is seen for what it is; each
+file is refused with a LayerError that has our own words, or loads as the very layer that it was before.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Figure 6: callers who leave, at every stage: within headers, within a body, while queued, while running, while reading.
 
-Laws: whether an engine ran a request is read from what the planted engine wrote, never guessed; cancelled while queued =
+Invariants: whether an engine ran a request is read from what the planted engine wrote, never guessed; cancelled while queued =
 no batch with it had begun when its caller left; afterwards the counts by stage add up and nothing is stuck.
 """
 
@@ -18,15 +18,15 @@ from tests.torture.at_rest import total
 from tests.torture.canary import Song, singing
 from tests.torture.figure import Form
 from tests.torture.health import Health
-from tests.torture.line import HANG_S, Line, Silence, post
 from tests.torture.planted import INLINE, LEAST_INLINE, inline_share
+from tests.torture.raw_connection import HANG_S, RawConnection, Silence, post
 from tests.torture.report import Row, at_least, none_of
 from tests.torture.subject import Subject
 
 LEAVERS = 5000
 # Slow enough that most callers leave while they are queued; and a batch ends so soon that the loop waits for it.
 COST_S, BATCH = 0.006, 2
-NUM_LINES = 48
+NUM_CONNECTIONS = 48
 # The end of a connection is news after the lag of the loop, which the health route tells; who left later than that before
 # a batch began was not known to have left.
 LEAST_NEWS_S = 0.01
@@ -70,7 +70,7 @@ async def _leave_all(subject: Subject, form: Form, marks: range) -> dict[int, fl
             if when is not None:
                 left_at[mark] = when
 
-    await asyncio.gather(*(work() for _ in range(NUM_LINES)))
+    await asyncio.gather(*(work() for _ in range(NUM_CONNECTIONS)))
     return left_at
 
 
@@ -79,16 +79,16 @@ async def _leave(port: int, mark: int, rng: random.Random) -> float | None:
     stage = rng.choice(STAGES)
     wire = _request(mark, rng, is_large=stage == "reading")
     head = wire.index(b"\r\n\r\n")
-    line = Line(port)
+    connection = RawConnection(port)
     try:
         if stage == "headers":
-            await line.send(wire[: rng.randint(1, head)])
+            await connection.send(wire[: rng.randint(1, head)])
         elif stage == "body":
-            await line.send(wire[: rng.randint(head + 4, len(wire) - 1)])
+            await connection.send(wire[: rng.randint(head + 4, len(wire) - 1)])
         else:
-            await line.send(wire)
+            await connection.send(wire)
         if stage == "reading":
-            await line.read_some(rng.randint(1, 2000))
+            await connection.read_some(rng.randint(1, 2000))
         elif stage == "running":
             await asyncio.sleep(rng.uniform(0, 0.6))
         else:
@@ -96,7 +96,7 @@ async def _leave(port: int, mark: int, rng: random.Random) -> float | None:
     except OSError:
         return None
     finally:
-        line.close()
+        connection.close()
     # The transport closes its socket in a later turn of this loop: before that nobody has left.
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -115,16 +115,16 @@ async def _stuck(subject: Subject) -> list[str]:
     """As many callers as left at once, who stay."""
 
     async def stay(number: int) -> str | None:
-        line = Line(subject.port)
+        connection = RawConnection(subject.port)
         try:
-            reply = await line.ask(_request(number, random.Random(number), is_large=False), HANG_S)
+            reply = await connection.ask(_request(number, random.Random(number), is_large=False), HANG_S)
         except Silence:
             return "no answer"
         finally:
-            line.close()
+            connection.close()
         return None if reply.status == 200 else f"status {reply.status}"
 
-    return [told for told in await asyncio.gather(*(stay(number) for number in range(NUM_LINES))) if told]
+    return [told for told in await asyncio.gather(*(stay(number) for number in range(NUM_CONNECTIONS))) if told]
 
 
 def _cancelled_in_queue(executed: Path, left_at: dict[int, float], news_s: float) -> Row:

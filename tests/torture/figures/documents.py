@@ -16,7 +16,7 @@ from tests.integration.running import LAYERS, small_layer
 from tests.torture import at_rest, process_tree
 from tests.torture.canary import Song, singing
 from tests.torture.figure import Form
-from tests.torture.line import Line
+from tests.torture.raw_connection import RawConnection
 from tests.torture.report import Row, at_most, none_of
 from tests.torture.subject import Subject
 
@@ -107,12 +107,12 @@ class _Callers:
         await asyncio.gather(*(call(number) for number in range(CALLERS)))
 
     async def _ask(self, paths, number: int, pages: set[bytes] | None = None, pause_s: float = 0.0) -> None:
-        line = Line(self._subject.port)
+        connection = RawConnection(self._subject.port)
         tags: dict[str, str] = {}
         for path in paths:
             tag = tags.get(path) if number % 2 else None
             known = f"If-None-Match: W/{tag}\r\n" if tag else ""
-            reply = await line.ask(f"GET {path} HTTP/1.1\r\nHost: torture\r\n{known}\r\n".encode())
+            reply = await connection.ask(f"GET {path} HTTP/1.1\r\nHost: torture\r\n{known}\r\n".encode())
             if "etag" in reply.headers:
                 tags[path] = reply.headers["etag"]
             expected = 404 if path == "/nothing" else 304 if tag else 200
@@ -121,4 +121,4 @@ class _Callers:
             if pages is not None:
                 pages.add(reply.body)
             await asyncio.sleep(pause_s)
-        line.close()
+        connection.close()

@@ -1,7 +1,7 @@
 """Figure 1: structured inputs, raw bytes on sockets, and what schemathesis makes of our OpenAPI page.
 
-Laws: an input is known by seed and number, and what broke a rule is kept as a file; no input may get a 5xx other than 503 and
-504 with their meaning, silence over five seconds, or an answer that breaks `law.py`.
+Invariants: an input is known by seed and number, and what broke a rule is kept as a file; no input may get a 5xx other than 503
+and 504 with their meaning, silence over five seconds, or an answer that breaks `answer_rules.py`.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
-from tests.torture import at_rest, law
+from tests.torture import answer_rules, at_rest
 from tests.torture.canary import Song, singing
 from tests.torture.figure import Form
 from tests.torture.figures import schema
 from tests.torture.inputs import mutations, streams
-from tests.torture.line import HANG_S, HOST, Cut, Line, Silence, read_reply
+from tests.torture.raw_connection import HANG_S, HOST, Cut, RawConnection, Silence, read_reply
 from tests.torture.report import Row, none_of
 from tests.torture.subject import Subject
 
 STRUCTURED, RAW, WARM_UP = 200_000, 20_000, 1000
-NUM_LINES, NUM_SOCKETS = 16, 64
+NUM_CONNECTIONS, NUM_SOCKETS = 16, 64
 QUIET_S = 0.15
 MAX_GROWTH_MIB = 32
 SETTINGS: dict[str, Any] = dict(workers=1, body_timeout_s=2, header_timeout_s=2, write_timeout_s=5)
@@ -47,28 +47,30 @@ def measure(form: Form) -> Iterator[Row]:
 
 
 async def _structured(subject: Subject, form: Form, first: int, end: int) -> list[str]:
-    lines = [Line(subject.port) for _ in range(NUM_LINES)]
-    free = list(lines)
+    connections = [RawConnection(subject.port) for _ in range(NUM_CONNECTIONS)]
+    free = list(connections)
 
     async def attempt(number: int) -> str | None:
         given = mutations.draw(form.random(f"structured {number}"))
-        line = free.pop()
+        connection = free.pop()
         try:
-            reply = await line.ask(given.wire(), HANG_S)
+            reply = await connection.ask(given.wire(), HANG_S)
         except Silence:
             return "a hang"
         except (Cut, OSError) as cut:
             return f"no answer: {cut}"
         finally:
-            free.append(line)
-        return law.broken(reply, is_inference=given.is_inference, is_head=given.method == "HEAD")
+            free.append(connection)
+        return answer_rules.violation(reply, is_inference=given.is_inference, is_head=given.method == "HEAD")
 
     def kept(number: int) -> bytes:
         return mutations.draw(form.random(f"structured {number}")).wire()
 
-    found = await _all(attempt, range(first, end), NUM_LINES, lambda n: _keep(subject, f"structured-{n}", kept(n)))
-    for line in lines:
-        line.close()
+    found = await _all(
+        attempt, range(first, end), NUM_CONNECTIONS, lambda n: _keep(subject, f"structured-{n}", kept(n))
+    )
+    for connection in connections:
+        connection.close()
     return found
 
 
@@ -134,6 +136,6 @@ async def _heard(reader: asyncio.StreamReader, *, is_head: bool) -> str | None:
         except (ValueError, AssertionError) as error:
             return f"an answer that is no HTTP: {error}"
         # Which protocol was asked for cannot be told from broken bytes: either form of an error will do.
-        wrong = law.broken(reply)
-        if wrong is not None and law.broken(reply, is_inference=True) is not None:
+        wrong = answer_rules.violation(reply)
+        if wrong is not None and answer_rules.violation(reply, is_inference=True) is not None:
             return wrong

@@ -1,8 +1,8 @@
 """Figure 16: clients that end their own sending (FIN) behind a request, and wait, or leave, or reset the connection.
 
-Laws: every client whose last whole request says that it is the last is answered, and so is what it sent before; any other FIN,
-and every reset, cancels: what an engine ran is read from what the planted engine wrote; with the old fault planted, that every
-FIN cancels, the first check fails.
+Invariants: every client whose last whole request says that it is the last is answered, and so is what it sent before; any other
+FIN, and every reset, cancels: what an engine ran is read from what the planted engine wrote; with the old fault planted, that
+every FIN cancels, the first check fails.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from pathlib import Path
 from tests.torture import at_rest
 from tests.torture.figure import Form
 from tests.torture.health import Health
-from tests.torture.line import HANG_S, HOST, Cut, Line, Silence, post, read_reply
+from tests.torture.raw_connection import HANG_S, HOST, Cut, RawConnection, Silence, post, read_reply
 from tests.torture.report import Row, at_least, none_of
 from tests.torture.subject import Subject
 
 CLIENTS = 400
 # So that most clients end their sending, or leave, while they are queued.
 COST_S = 0.02
-NUM_LINES = 24
+NUM_CONNECTIONS = 24
 # Other requests keep the engine at work, so that a client that leaves was queued.
 NUM_BUSY = 4
 # A reset is looked for every 50 ms; a FIN is news at once.
@@ -81,7 +81,7 @@ def _unanswered(subject: Subject, form: Form, num: int) -> list[str]:
             for number in numbers:
                 told.append(await _ask(subject.port, form.random(f"half-closed {number}")))
 
-        await asyncio.gather(*(work() for _ in range(NUM_LINES)))
+        await asyncio.gather(*(work() for _ in range(NUM_CONNECTIONS)))
         return told
 
     return [found for found in asyncio.run(ask_all()) if found]
@@ -142,13 +142,13 @@ async def _leave_all(subject: Subject, form: Form, num: int) -> tuple[dict[int, 
                 found[mark] = await _leave(subject.port, mark, rng, resets=found is reset)
 
     async def keep_busy() -> None:
-        with contextlib.closing(Line(subject.port)) as line:
+        with contextlib.closing(RawConnection(subject.port)) as connection:
             while True:
                 with contextlib.suppress(Silence, Cut):
-                    await line.ask(_request(1))
+                    await connection.ask(_request(1))
 
     busy = [asyncio.ensure_future(keep_busy()) for _ in range(NUM_BUSY)]
-    await asyncio.gather(*(work() for _ in range(NUM_LINES)))
+    await asyncio.gather(*(work() for _ in range(NUM_CONNECTIONS)))
     for task in busy:
         task.cancel()
     await asyncio.wait(busy)

@@ -1,6 +1,6 @@
 """Figure 5: what a caller gets does not depend on its mates, to the last bit, and is nobody else's.
 
-Laws: every request of a group is a needle: its answer beside the others is compared with its answer alone, byte for byte; a
+Invariants: every request of a group is a needle: its answer beside the others is compared with its answer alone, byte for byte; a
 little wait for company (a setting) makes sure that there is company, and the answers say how much there was.
 """
 
@@ -17,12 +17,12 @@ import numpy as np
 import torch
 
 from service.attention.spec import LayerSpec
-from service.layers.stored_layer import StoredLayer
+from service.layers.store import StoredLayer
 from tests.integration.running import LAYERS
 from tests.torture import at_rest
 from tests.torture.figure import Form
 from tests.torture.inputs import valid
-from tests.torture.line import Line, Reply, attend, post
+from tests.torture.raw_connection import RawConnection, Reply, attend, post
 from tests.torture.report import Row, at_least, none_of
 from tests.torture.subject import Subject
 
@@ -88,7 +88,7 @@ class _Company:
 
     def __init__(self, port: int, form: Form) -> None:
         self._rng = form.random("isolation")
-        self._lines = [Line(port) for _ in range(LARGEST_GROUP + 1)]
+        self._connections = [RawConnection(port) for _ in range(LARGEST_GROUP + 1)]
         forms = ("nested", "list", "base64")
         requests = (valid.write(valid.draw_request(self._rng), self._rng.choice(forms)) for _ in range(POOL))
         self._pool = [request.wire() for request in requests]
@@ -100,17 +100,19 @@ class _Company:
         return float(np.mean(self._batches)) if self._batches else 0.0
 
     async def measure_alone(self) -> None:
-        line = Line(self._lines[0]._port)
-        self._alone = [bits(await line.ask(wire)) for wire in self._pool]
-        line.close()
+        connection = RawConnection(self._connections[0]._port)
+        self._alone = [bits(await connection.ask(wire)) for wire in self._pool]
+        connection.close()
 
     async def groups(self, num: int, *, harmful: bool) -> list[str]:
         """What differed in so many groups."""
         found: list[str] = []
         for number in range(num):
             chosen = [self._rng.randrange(POOL) for _ in range(self._rng.randint(1, LARGEST_GROUP))]
-            asked = [line.ask(self._pool[which]) for line, which in zip(self._lines, chosen, strict=False)]
-            harm = [self._lines[-1].ask(_harm(self._rng))] if harmful else []
+            asked = [
+                connection.ask(self._pool[which]) for connection, which in zip(self._connections, chosen, strict=False)
+            ]
+            harm = [self._connections[-1].ask(_harm(self._rng))] if harmful else []
             replies = await asyncio.gather(*asked, *harm)
             mates = replies[: len(chosen)]
             found += [
@@ -121,8 +123,8 @@ class _Company:
             if harmful and replies[-1].status not in (422, 500):
                 found.append(f"group {number}: the harmful one got {replies[-1].status}")
             self._batches += [json.loads(reply.body)["batch"]["requests"] for reply in mates[:1] if reply.status == 200]
-        for line in self._lines:
-            line.close()
+        for connection in self._connections:
+            connection.close()
         return found
 
     def _compared(self, which: int, reply: Reply) -> str:
@@ -147,18 +149,18 @@ async def _identities(port: int, num: int) -> list[str]:
     numbers = iter(range(1, num + 1))
 
     async def work() -> None:
-        line = Line(port)
+        connection = RawConnection(port)
         for number in numbers:
             # Exact in bfloat16 too: eight bits in each of two columns.
             row = [float(number % 256), float(number // 256), *[0.0] * 14]
-            reply = await line.ask(attend([row], "mirror", **{"X-Request-ID": f"caller-{number}"}))
+            reply = await connection.ask(attend([row], "mirror", **{"X-Request-ID": f"caller-{number}"}))
             if (
                 reply.status != 200
                 or reply.json()["output"] != [row]
                 or reply.headers["x-request-id"] != f"caller-{number}"
             ):
                 found.append(f"caller {number} got {reply.status} {reply.body[:60]!r}")
-        line.close()
+        connection.close()
 
     await asyncio.gather(*(work() for _ in range(128)))
     return found

@@ -1,7 +1,7 @@
 """Figure 9: the largest legal JSON bodies, four at once; the event loop goes on meanwhile.
 
-Laws: one worker, so that the answers of `/healthz` come from the loop that the bodies could stop; the lag of the loop is what
-`/healthz` takes longer than it does at rest; bodies are as large as the limit lets their form be.
+Invariants: one worker, so that the answers of `/healthz` come from the loop that the bodies could stop; the lag of the loop is
+what `/healthz` takes longer than it does at rest; bodies are as large as the limit lets their form be.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.integration.running import LAYERS, small_layer
 from tests.torture import at_rest
 from tests.torture.figure import Form
 from tests.torture.health import Health
-from tests.torture.line import Line, post
+from tests.torture.raw_connection import RawConnection, post
 from tests.torture.report import Row, at_most, none_of
 from tests.torture.subject import Subject
 
@@ -75,10 +75,10 @@ def _body(name: str, rng: random.Random) -> bytes:
 
 async def _send(port: int, wires: list[bytes]) -> list[int]:
     async def one(wire: bytes) -> int:
-        line = Line(port)
+        connection = RawConnection(port)
         try:
-            return (await line.ask(wire, PATIENCE_S)).status
+            return (await connection.ask(wire, PATIENCE_S)).status
         finally:
-            line.close()
+            connection.close()
 
     return list(await asyncio.gather(*map(one, wires)))

@@ -1,7 +1,7 @@
 """Figure 11: the file of one layer is swapped, removed and damaged without pause while admins PUT and DELETE it.
 
-Laws: every answer to an admin is one that the contract has for it, a 503 only while another change is under way; another layer
-answers every request with the right bits, the raced one with a version that it had, or not at all (404); no process ends;
+Invariants: every answer to an admin is one that the contract has for it, a 503 only while another change is under way; another
+layer answers every request with the right bits, the raced one with a version that it had, or not at all (404); no process ends;
 afterwards one PUT makes all processes serve the file as it is. The same check with the old fault planted must fail.
 """
 
@@ -23,7 +23,7 @@ from service.layers.store import Store
 from tests.integration.running import ADMIN_KEY, small_layer
 from tests.torture import at_rest, process_tree
 from tests.torture.figure import Form
-from tests.torture.line import Cut, Line, Silence, post
+from tests.torture.raw_connection import Cut, RawConnection, Silence, post
 from tests.torture.report import Row, none_of
 from tests.torture.subject import NUM_ASKERS, Subject, Vitals
 
@@ -200,11 +200,11 @@ class _Race:
         """Over a connection of its own; status 0 where there was no answer."""
         path = f"/v1/layers/{layer}"
         wire = post(f"{path}/attend", QUERY, KEY) if method == "POST" else post(path, b"", KEY, method)
-        line = Line(self._subject.port)
+        connection = RawConnection(self._subject.port)
         try:
-            reply = await line.ask(wire, CHANGE_S)
+            reply = await connection.ask(wire, CHANGE_S)
         except (Silence, Cut, OSError) as error:
             return 0, type(error).__name__.encode()
         finally:
-            line.close()
+            connection.close()
         return reply.status, reply.body

@@ -1,8 +1,9 @@
 """Figure 21: a flood of bad requests of several kinds writes little, hides no other line, and each request is counted. The same
 check without a limit must fail.
 
-Laws: the flood is as fast as the service (requests are pipelined, answers only counted). How many lines are allowed follows from
-the rule: a hundred of a kind at its start, then one a second. Valid requests and refusals of another kind go beside it, slowly.
+Invariants: the flood is as fast as the service (requests are pipelined, answers only counted). How many lines are allowed
+follows from the rule: a hundred of a kind at its start, then one a second. Valid requests and refusals of another kind go
+beside it, slowly.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from collections.abc import Callable, Iterator
 from tests.torture import at_rest
 from tests.torture.at_rest import total
 from tests.torture.figure import Form
-from tests.torture.line import HOST, Line, attend, post
+from tests.torture.raw_connection import HOST, RawConnection, attend, post
 from tests.torture.report import Row, at_most, none_of
 from tests.torture.subject import Subject
 
 REQUESTS, LEAST_REQUESTS = 100_000, 8000
-NUM_LINES = 8
+NUM_CONNECTIONS = 8
 PATIENCE_S = 120.0
 MOST_MIB = 1.0
 # A process that stands still for a second lets a flood begin anew; that may happen a few times.
@@ -67,7 +68,7 @@ class _Flood:
         self._sent: collections.Counter[str] = collections.Counter()
         size, counted, num_lines = _log_bytes(subject), subject.samples(), sum(1 for _ in subject.lines())
         started = time.monotonic()
-        asyncio.run(self._run(subject.port, num // len(BAD) // NUM_LINES))
+        asyncio.run(self._run(subject.port, num // len(BAD) // NUM_CONNECTIONS))
         self.took_s = time.monotonic() - started
         time.sleep(2)  # the last second is summed up at its end
         self.written_mib = (_log_bytes(subject) - size) / at_rest.MIB
@@ -110,19 +111,21 @@ class _Flood:
         beside = asyncio.ensure_future(self._ask_beside(port, is_over))
         numbers = iter(range(10**9))
         for code, wire in BAD.items():
-            await asyncio.gather(*(_pour(port, [wire(next(numbers)) for _ in range(each)]) for _ in range(NUM_LINES)))
-            self._sent[code] += each * NUM_LINES
+            await asyncio.gather(
+                *(_pour(port, [wire(next(numbers)) for _ in range(each)]) for _ in range(NUM_CONNECTIONS))
+            )
+            self._sent[code] += each * NUM_CONNECTIONS
         is_over.set()
         await beside
 
     async def _ask_beside(self, port: int, is_over: asyncio.Event) -> None:
-        line = Line(port)
+        connection = RawConnection(port)
         while not is_over.is_set():
             for code, wire in ("none", VALID), (OTHER_CODE, OTHER):
                 await asyncio.sleep(PAUSE_S)
-                await line.ask(wire, PATIENCE_S)
+                await connection.ask(wire, PATIENCE_S)
                 self._sent[code] += 1
-        line.close()
+        connection.close()
 
 
 async def _pour(port: int, wires: list[bytes]) -> None:

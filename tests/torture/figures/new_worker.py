@@ -1,7 +1,7 @@
 """Figure 20: a worker is killed while kept-alive callers ask without a pause, and its replacement gets its part of them.
 
-Laws: what one process has is read from its sockets; from the moment when the replacement is ready no request fails; each caller
-is told to connect anew at most once; with shedding turned off by a planted fault the first check fails.
+Invariants: what one process has is read from its sockets; from the moment when the replacement is ready no request fails; each
+caller is told to connect anew at most once; with shedding turned off by a planted fault the first check fails.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from tests.torture import process_tree
 from tests.torture.figure import Form
-from tests.torture.line import Cut, Line, Silence, attend
+from tests.torture.raw_connection import Cut, RawConnection, Silence, attend
 from tests.torture.report import Row, at_least, none_of
 from tests.torture.subject import READY_S, Subject
 
@@ -48,19 +48,19 @@ class Callers:
         await asyncio.gather(*self._tasks)
 
     async def _ask(self, number: int) -> None:
-        line = Line(self._port)
+        connection = RawConnection(self._port)
         while not self._is_over:
             try:
-                await line.send(REQUEST)
-                reply = await line.read()
+                await connection.send(REQUEST)
+                reply = await connection.read()
             except (Silence, Cut, OSError) as error:
                 self.failed_at.append((time.monotonic(), f"{type(error).__name__} {error}"))
-                line.close()
+                connection.close()
                 continue
             self.num_closed[number] += reply.closes
             if reply.status != 200:
                 self.failed_at.append((time.monotonic(), f"status {reply.status}"))
-        line.close()
+        connection.close()
 
 
 def measure(form: Form) -> Iterator[Row]:

@@ -1,6 +1,6 @@
 """Figure 3: open-loop arrivals at 0.5, 0.8, 1, 2 and 5 times what the service can do, and afterwards.
 
-Laws: each request costs the engine a fixed time, so that peak is known and the generator is not the limit; on two cores the
+Invariants: each request costs the engine a fixed time, so that peak is known and the generator is not the limit; on two cores the
 service has one and the generators the other; callers have a deadline, which the service may use to refuse early; work that
 an engine begins after its deadline is expired; the burst that begins an overload is admitted on purpose, so the times of admitted
 requests count from SETTLED_S on.

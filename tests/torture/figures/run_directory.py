@@ -2,8 +2,8 @@
 again within ten seconds, no request fails and the counters of living processes go on; a worker that dies later is replaced;
 what a killed supervisor leaves is removed by the next start. With the old fault planted (nothing is made again) the check fails.
 
-Laws: a service is well once `/readyz` says so, `/metrics` has every process, and each has its files again; what is lost is drawn
-from the seed, and each kind of loss comes at least once.
+Invariants: a service is well once `/readyz` says so, `/metrics` has every process, and each has its files again; what is lost
+is drawn from the seed, and each kind of loss comes at least once.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Part of figure 1: schemathesis against our own OpenAPI page, with data that fits it and data that does not.
 
-Laws: it runs in an environment of its own (`make install-fuzz`); without it the row says so. What the page promises is
+Invariants: it runs in an environment of its own (`make install-fuzz`); without it the row says so. What the page promises is
 checked: statuses, media types, headers and schemas of answers, methods, and that what does not fit is refused. That what fits
 is accepted cannot be: shapes that must agree with one another are beyond JSON Schema.
 """

@@ -1,8 +1,8 @@
 """Figure 19: eight clients that read a large answer slowly, each piece in time, and others that want the room that they hold.
 
-Laws: the room for answers is full at first, else nothing is shown; it is free again when the slow readers have used up their
-time; a client that reads fast enough, or slowly but little, has its whole answer; with any rate allowed by a planted fault the
-second check fails. Rates are ten times those of the defaults, and times a seventh, so that a minute shows it.
+Invariants: the room for answers is full at first, else nothing is shown; it is free again when the slow readers have used up
+their time; a client that reads fast enough, or slowly but little, has its whole answer; with any rate allowed by a planted
+fault the second check fails. Rates are ten times those of the defaults, and times a seventh, so that a minute shows it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from tests.torture import at_rest
 from tests.torture.figure import Form
-from tests.torture.line import HOST, Cut, Line, Silence, post
+from tests.torture.raw_connection import HOST, Cut, RawConnection, Silence, post
 from tests.torture.report import Row, at_most, none_of
 from tests.torture.subject import Subject
 
@@ -105,13 +105,13 @@ async def _held(subject: Subject) -> tuple[bool, float, list[Taken]]:
 
 
 async def _status(subject: Subject) -> int:
-    line = Line(subject.port)
+    connection = RawConnection(subject.port)
     try:
-        return (await line.ask(post(ROUTE, LARGE, CLOSE), 30)).status
+        return (await connection.ask(post(ROUTE, LARGE, CLOSE), 30)).status
     except (Silence, Cut):
         return 0
     finally:
-        line.close()
+        connection.close()
 
 
 async def _honest(subject: Subject) -> tuple[Taken, Taken]:

@@ -1,7 +1,7 @@
 """Figure 4: a soak at 70 % of what the service can do: random shapes and forms, 10 % bad, 5 % who leave; nothing grows. And
 the same check with a leak planted, which must fail it: a check that cannot fail proves nothing.
 
-Laws: capacity is measured first, with the same mixture; arrivals are open-loop; growth is the median of the last tenth of
+Invariants: capacity is measured first, with the same mixture; arrivals are open-loop; growth is the median of the last tenth of
 the measurements less that of the first tenth after the warm-up.
 """
 
@@ -14,10 +14,10 @@ import statistics
 import time
 from collections.abc import Iterator
 
-from tests.torture import at_rest, law, series
+from tests.torture import answer_rules, at_rest, series
 from tests.torture.figure import Form
 from tests.torture.inputs import mutations, valid
-from tests.torture.line import HANG_S, Cut, Line, Silence
+from tests.torture.raw_connection import HANG_S, Cut, RawConnection, Silence
 from tests.torture.report import Row, at_most, none_of
 from tests.torture.subject import Subject, Vitals
 
@@ -25,7 +25,7 @@ MIB = 2**20
 LOAD = 0.7
 BAD, LEAVING = 0.10, 0.05
 MAX_ROWS = 48
-NUM_LINES = 32
+NUM_CONNECTIONS = 32
 CAPACITY_S = 4.0
 WARM_UP_SHARE = 0.3
 SAMPLE_S = 0.5
@@ -101,22 +101,26 @@ class _Soak:
         return told + [f"series: {name}" for name in series.made_by_callers(self._subject, late)]
 
     async def _capacity(self) -> float:
-        """Answers a second with every line always busy."""
+        """Answers a second with every connection always busy."""
         counted, end = itertools.count(), time.monotonic() + CAPACITY_S
         numbers = itertools.count(1_000_000)
 
         async def work() -> None:
-            line = Line(self._subject.port)
+            connection = RawConnection(self._subject.port)
             while time.monotonic() < end:
-                await self._one(line, next(numbers))
+                await self._one(connection, next(numbers))
                 next(counted)
-            line.close()
+            connection.close()
 
-        await asyncio.gather(*(work() for _ in range(NUM_LINES)))
+        await asyncio.gather(*(work() for _ in range(NUM_CONNECTIONS)))
         return next(counted) / CAPACITY_S
 
     async def _run(self, seconds: float) -> None:
-        rng, free, tasks = self._form.random("arrivals"), [Line(self._subject.port) for _ in range(NUM_LINES)], set()
+        rng, free, tasks = (
+            self._form.random("arrivals"),
+            [RawConnection(self._subject.port) for _ in range(NUM_CONNECTIONS)],
+            set(),
+        )
         watching = asyncio.ensure_future(self._watch())
         due = start = time.monotonic()
         for number in itertools.count():
@@ -124,44 +128,44 @@ class _Soak:
             if due > start + seconds:
                 break
             await asyncio.sleep(max(0.0, due - time.monotonic()))
-            line = free.pop() if free else Line(self._subject.port)
-            task = asyncio.ensure_future(self._lent(line, number, free))
+            connection = free.pop() if free else RawConnection(self._subject.port)
+            task = asyncio.ensure_future(self._lent(connection, number, free))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
         await asyncio.gather(*tasks)
         watching.cancel()
-        for line in free:
-            line.close()
+        for connection in free:
+            connection.close()
 
-    async def _lent(self, line: Line, number: int, free: list[Line]) -> None:
-        await self._one(line, number)
-        if len(free) < NUM_LINES:
-            free.append(line)
+    async def _lent(self, connection: RawConnection, number: int, free: list[RawConnection]) -> None:
+        await self._one(connection, number)
+        if len(free) < NUM_CONNECTIONS:
+            free.append(connection)
         else:
-            line.close()
+            connection.close()
 
-    async def _one(self, line: Line, number: int) -> None:
+    async def _one(self, connection: RawConnection, number: int) -> None:
         rng = self._form.random(f"soak {number}")
         kind = rng.random()
         given = mutations.draw(rng) if kind < BAD else valid.draw(rng, MAX_ROWS)
         try:
             if BAD <= kind < BAD + LEAVING:
-                await self._leave(line, given.wire(), rng)
+                await self._leave(connection, given.wire(), rng)
                 return
-            reply = await line.ask(given.wire(), HANG_S)
+            reply = await connection.ask(given.wire(), HANG_S)
         except (Silence, Cut, OSError) as error:
             self.wrong.append(f"#{number} {type(error).__name__} {error}")
             return
-        told = law.broken(reply, is_inference=given.is_inference, is_head=given.method == "HEAD")
+        told = answer_rules.violation(reply, is_inference=given.is_inference, is_head=given.method == "HEAD")
         if told is None and kind >= BAD and reply.status != 200:
             told = f"a valid request got {reply.status} {reply.body[:120]!r}"
         if told is not None:
             self.wrong.append(f"#{number} {told}")
 
-    async def _leave(self, line: Line, wire: bytes, rng: random.Random) -> None:
-        await line.send(wire[: rng.randint(1, len(wire))] if rng.random() < 0.5 else wire)
+    async def _leave(self, connection: RawConnection, wire: bytes, rng: random.Random) -> None:
+        await connection.send(wire[: rng.randint(1, len(wire))] if rng.random() < 0.5 else wire)
         await asyncio.sleep(rng.uniform(0, 0.01))
-        line.close()
+        connection.close()
 
     async def _watch(self) -> None:
         while True:

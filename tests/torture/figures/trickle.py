@@ -1,6 +1,7 @@
 """Figure 7: a thousand connections that send a byte a second, within their headers or within their body, beside a canary.
 
-Laws: each is closed, or told 408, by its deadline and a second; nobody else notices; no place in the queue is held meanwhile.
+Invariants: each is closed, or told 408, by its deadline and a second; nobody else notices; no place in the queue is held
+meanwhile.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from tests.torture import at_rest
 from tests.torture.at_rest import total
 from tests.torture.canary import Song, singing
 from tests.torture.figure import Form
-from tests.torture.line import HOST, post
+from tests.torture.raw_connection import HOST, post
 from tests.torture.report import Row, at_most, none_of, not_yet
 from tests.torture.subject import Subject
 

@@ -1,8 +1,8 @@
 """Figure 13: stdout and stderr are one pipe that nobody reads. Requests, health, a replacement and the end go on, and each
 line is read later or counted. The same check with streams that block must fail.
 
-Laws: more lines are written than the pipe and the memory of the processes take; lines are compared with requests only where no
-process was killed in between.
+Invariants: more lines are written than the pipe and the memory of the processes take; lines are compared with requests only
+where no process was killed in between.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from tests.torture import process_tree
 from tests.torture.at_rest import total, unbalanced
 from tests.torture.figure import Form
 from tests.torture.health import Health
-from tests.torture.line import HANG_S, Cut, Line, Silence, attend
+from tests.torture.raw_connection import HANG_S, Cut, RawConnection, Silence, attend
 from tests.torture.report import Row, at_least, at_most, none_of
 from tests.torture.subject import Subject
 
 REQUESTS, LEAST_REQUESTS = 20_000, 4000
-NUM_LINES = 16
+NUM_CONNECTIONS = 16
 GRACE_S = 5.0
 REPLACED_S = 28.0
 REPORTED_S = 10.0
@@ -63,18 +63,18 @@ async def _ask_all(port: int, num: int) -> list[str]:
     wrong: list[str] = []
 
     async def work() -> None:
-        line = Line(port)
+        connection = RawConnection(port)
         for _ in numbers:
             try:
-                reply = await line.ask(REQUEST, HANG_S)
+                reply = await connection.ask(REQUEST, HANG_S)
             except (Silence, Cut, OSError) as error:
                 wrong.append(f"{type(error).__name__} {error}".strip())
                 break
             if reply.status != 200:
                 wrong.append(f"status {reply.status}")
-        line.close()
+        connection.close()
 
-    await asyncio.gather(*(work() for _ in range(NUM_LINES)))
+    await asyncio.gather(*(work() for _ in range(NUM_CONNECTIONS)))
     return wrong
 
 

@@ -1,7 +1,7 @@
 """Figure 17: one legal request a second that computes for long, and small requests of another layer beside it.
 
-Laws: the small ones are a canary's, 20 a second, correct to the last bit; a large request is the same alone and beside them;
-the same check on a service whose batches do not stop must fail.
+Invariants: the small ones are a canary's, 20 a second, correct to the last bit; a large request is the same alone and beside
+them; the same check on a service whose batches do not stop must fail.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Mutations of whole requests: body, binary forms, headers, path, method, compression.
 
-Laws: everything is drawn from the given generator, so an input is known by its number; words a caller may choose carry
+Invariants: everything is drawn from the given generator, so an input is known by its number; words a caller may choose carry
 MARK, which no answer may repeat.
 """
 
@@ -16,10 +16,10 @@ from collections.abc import Callable
 import zstandard
 
 from tests.integration.forms import BINARY
+from tests.torture.answer_rules import MARK
 from tests.torture.inputs import valid
 from tests.torture.inputs.trees import mutate_text, mutate_tree
 from tests.torture.inputs.valid import Input
-from tests.torture.law import MARK
 
 LAYERS = [
     "nobody", MARK, "cross", "zero", "..", "../etc", "..%2f..%2fetc%2fpasswd", "%2e%2e", "small%00", "small/", "SMALL", " small",

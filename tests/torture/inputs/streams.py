@@ -1,6 +1,6 @@
 """Raw bytes for a socket: HTTP as a careless or hostile client writes it.
 
-Laws: everything is drawn from the given generator; `may_wait` says that the bytes can be the beginning of a request, after
+Invariants: everything is drawn from the given generator; `may_wait` says that the bytes can be the beginning of a request, after
 which a server waits for more.
 """
 
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import random
 
+from tests.torture.answer_rules import MARK
 from tests.torture.inputs import valid
-from tests.torture.law import MARK
 
 LENGTHS = [
     b"0", b"-1", b"+5", b"0x10", b"5,5", b"5, 6", b"5 6", b"9223372036854775808", b"1" + b"0" * 25, b"7" * 40, b"", b" 5", b"5.0",

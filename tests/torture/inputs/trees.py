@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from tests.torture.law import MARK
+from tests.torture.answer_rules import MARK
 
 ODD: list[Any] = [
     None, True, False, 0, -1, 1, 2, 2**31, 2**53 + 1, 2**63, 2**64, -(2**63), 10**30, 10**400, 0.0, -0.0, 0.5, 2.0, 1e38, 3.5e38,

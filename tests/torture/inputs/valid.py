@@ -21,7 +21,7 @@ from tests.integration.forms import (
     as_nested,
     as_safetensors,
 )
-from tests.torture.line import post
+from tests.torture.raw_connection import post
 
 ATTENTION = "/v1/attention"
 FORMS = ("nested", "list", "base64", "safetensors", "inference", "inference_binary")

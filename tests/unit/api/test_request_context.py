@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import threading
 from collections.abc import Awaitable, Callable
@@ -18,6 +19,7 @@ from service.attention.call import Call
 from service.batching.decoding_queue import DecodingQueue
 from service.batching.job import NOTHING
 from service.errors import (
+    BadEncoding,
     BadJson,
     BodyTooLarge,
     CostLimit,
@@ -267,7 +269,7 @@ def test_an_answer_above_the_whole_byte_budget_is_a_cost_limit():
         context, _ = await setup.context(OFF_LOOP)
         await context.decoded(nothing)
         layer: Any = SimpleNamespace(name="wide", output_bytes=lambda call: call.query.nbytes * INTAKE)
-        call = Call("wide", torch.zeros(1, 1, 1))
+        call = Call(torch.zeros(1, 1, 1))
         with pytest.raises(CostLimit, match="40,000 bytes, expected at most 5,000"):
             await context.ask(layer, CheckedRequest(call, NOTHING, Layout("ld"), TensorForm.BASE64))
         assert setup.layer_requests.answers.num_bytes == 0
@@ -292,6 +294,18 @@ def test_a_malformed_deadline_is_refused(value):
     async def check(setup: Setup) -> None:
         with pytest.raises(InvalidInput, match="whole number of milliseconds"):
             await setup.context(OFF_LOOP, x_request_timeout_ms=value)
+
+    story(check)
+
+
+@pytest.mark.parametrize("is_busy", [False, True])
+@pytest.mark.parametrize(("headers", "fault"), [({"content_encoding": "gzip"}, BadEncoding), ({}, BodyTooLarge)])
+def test_of_a_malformed_deadline_and_a_faulty_body_the_body_is_reported_also_while_others_wait(is_busy, headers, fault):
+    async def check(setup: Setup) -> None:
+        num_bytes = setup.layer_requests.limits.body.max_bytes + 1 if fault is BodyTooLarge else OFF_LOOP
+        async with setup.bodies.decoding(OFF_LOOP) if is_busy else contextlib.nullcontext():
+            with pytest.raises(fault):
+                await setup.context(num_bytes, x_request_timeout_ms="soon", **headers)
 
     story(check)
 

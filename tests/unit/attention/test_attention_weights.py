@@ -265,7 +265,7 @@ def test_weights_include_the_columns_that_a_layer_appends():
     spec = make_spec(12, 3, has_bias_kv=True, add_zero_attn=True)
     sizes = Sizes(1, 3, 4, 5)
     mask = engine_mask([oracle.Attend(np.zeros((1, 1, 1, 5), bool))], sizes)
-    call = Call("layer", randn(1, 4, 12), randn(1, 5, 12, seed=1), mask=mask, weights=heads_wanted)
+    call = Call(randn(1, 4, 12), randn(1, 5, 12, seed=1), mask=mask, weights=heads_wanted)
     weights = full_weights(make_layer(spec).forward([call])[0])
     assert weights.shape == (1, 3, 4, 7)
     assert not weights[..., :5].any()

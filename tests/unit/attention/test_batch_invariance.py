@@ -91,7 +91,7 @@ def test_an_answer_has_the_same_bits_at_the_widths_of_published_models(dtype, th
         width, heads, kv_heads = data.draw(st.sampled_from([(384, 12, 12), (512, 8, 8), (256, 8, 2), (768, 12, 12)]))
         spec = make_spec(width, heads, num_kv_heads=kv_heads)
         num_rows = data.draw(st.lists(st.integers(1, 90), min_size=2, max_size=6))
-        batch = [Call("layer", randn(1, rows, width, seed=i)) for i, rows in enumerate(num_rows)]
+        batch = [Call(randn(1, rows, width, seed=i)) for i, rows in enumerate(num_rows)]
         assert_no_difference(make_layer(spec, dtype), batch)
 
     with torch_threads(threads):
@@ -120,7 +120,7 @@ def test_an_answer_has_the_same_bits_in_one_pass_and_in_several(dtype, threads, 
 @every_thread_count
 def test_an_answer_has_the_same_bits_in_a_batch_of_more_rows_than_one_pass_takes(dtype, threads):
     lengths_in_rows = (7, 1300, 16, 300, 16, 900, 1, 64)
-    batch = [Call("layer", randn(1, rows, 64, seed=rows)) for rows in lengths_in_rows]
+    batch = [Call(randn(1, rows, 64, seed=rows)) for rows in lengths_in_rows]
     with torch_threads(threads):
         assert_no_difference(make_layer(make_spec(64, 4), dtype), batch)
 
@@ -191,7 +191,7 @@ def test_narrow_projections_of_wide_inputs_keep_their_bits(columns, dtype, threa
             make_spec(384, 1, head_width=columns, value_head_width=columns),
             make_spec(384, 6, out_width=columns),
         ):
-            batch = [Call("layer", randn(1, rows, 384, seed=rows)) for rows in (3, 12, 30, 50, 90)]
+            batch = [Call(randn(1, rows, 384, seed=rows)) for rows in (3, 12, 30, 50, 90)]
             assert_no_difference(make_layer(spec, dtype), batch)
 
 
@@ -235,7 +235,6 @@ def _random_call(rng: random.Random, spec, dtype: torch.dtype, length: int) -> C
     sizes = Sizes(1, spec.num_heads, rows, rows)
     mask = rng.choice([None, causal(sizes, 0), lengths(torch.tensor([[rng.randint(0, rows)]]))])
     return Call(
-        "layer",
         query,
         mask=None if mask is None else CombinedMask(sizes, (mask,)),
         weights=rng.choice([None, None, WeightsWanted("mean")]),

@@ -45,7 +45,7 @@ def engine():
 
 
 def call(rows: int = 4, *, seed: int = 0, **fields) -> Call:
-    return Call("layer", randn(1, rows, 24, seed=seed), **fields)
+    return Call(randn(1, rows, 24, seed=seed), **fields)
 
 
 def test_a_loaded_layer_answers_calls_in_order(engine):
@@ -63,7 +63,7 @@ def test_loading_reports_the_self_check_and_its_duration(engine):
 
 def test_each_version_of_a_layer_answers_in_every_dtype(engine):
     """The count of filler rows never falls."""
-    double = Call("layer", randn(1, 4, 24, dtype=torch.float64))
+    double = Call(randn(1, 4, 24, dtype=torch.float64))
     engine.run([double]).result()
     before = engine.engine.filler_rows
     newer = engine.engine.load(SPEC, make_tensors(SPEC, seed=1)).result()
@@ -78,7 +78,7 @@ def test_an_unreferenced_layer_frees_its_memory(engine):
     single = engine.engine.device_bytes
     newer = engine.engine.load(SPEC, make_tensors(SPEC, seed=1)).result()
     assert engine.engine.device_bytes == 2 * single
-    engine.engine.run([LayerCall(newer, Call("layer", randn(1, 4, 24, dtype=torch.float64)))]).result()
+    engine.engine.run([LayerCall(newer, Call(randn(1, 4, 24, dtype=torch.float64)))]).result()
     assert engine.engine.device_bytes == 2 * single + 4 * 24 * 24 * 8, "four matrices in float64 on top"
     variant = weakref.ref(newer.variants[torch.float32])
     del newer
@@ -115,10 +115,10 @@ def test_a_float64_query_computes_in_float64_and_any_other_in_the_layers_dtype()
     engine = OneLayer(EngineOptions(CPU, torch.bfloat16), SPEC)
     try:
         query = randn(1, 4, 24, dtype=torch.float64)
-        exact = engine.run([Call("layer", query)]).result()[0]
-        assert same_answers(exact, make_layer(SPEC, torch.float64).forward([Call("layer", query)])[0])
+        exact = engine.run([Call(query)]).result()[0]
+        assert same_answers(exact, make_layer(SPEC, torch.float64).forward([Call(query)])[0])
         for dtype in (torch.float32, torch.float16, torch.bfloat16):
-            one = Call("layer", query.to(dtype))
+            one = Call(query.to(dtype))
             assert same_answers(engine.run([one]).result()[0], make_layer(SPEC, torch.bfloat16).forward([one])[0])
     finally:
         engine.close()
@@ -192,7 +192,7 @@ def test_an_inline_batch_goes_to_the_compute_thread_if_the_callers_torch_has_sev
 
 
 def test_the_compute_thread_builds_a_variant_that_later_inline_batches_use(engine, computing_threads):
-    double = Call("layer", randn(1, 4, 24, dtype=torch.float64))
+    double = Call(randn(1, 4, 24, dtype=torch.float64))
     first = engine.run([double], is_inline=True).result()
     assert set(computing_threads) == {"compute_0"}
     computing_threads.clear()
@@ -209,7 +209,7 @@ def frames_held_by(error: BaseException) -> set[FrameType]:
 
 
 def test_the_error_of_a_failed_inline_batch_holds_no_frame_of_the_caller(engine):
-    wrong = Call("layer", randn(1, 4, 10))
+    wrong = Call(randn(1, 4, 10))
     error = engine.run([wrong], is_inline=True).exception(10)
     assert isinstance(error, RuntimeError)
     assert error.__context__ is None
@@ -289,12 +289,12 @@ def test_running_out_of_memory_fails_the_batch_and_not_the_engine(engine, monkey
 def test_any_other_failure_is_raised_unchanged_and_the_next_batch_runs(engine):
     """The wire refuses a call of another width than the layer's; in the engine only its batch fails."""
     with pytest.raises(RuntimeError):
-        engine.run([Call("layer", randn(1, 4, 10))]).result()
+        engine.run([Call(randn(1, 4, 10))]).result()
     assert engine.run([call()]).result()
 
 
 def test_a_call_full_of_nan_does_not_change_other_calls(engine):
-    poisoned = Call("layer", torch.full((2, 5, 24), torch.nan), weights=WeightsWanted("mean"))
+    poisoned = Call(torch.full((2, 5, 24), torch.nan), weights=WeightsWanted("mean"))
     first, spoilt, last = engine.run([call(seed=1), poisoned, call(1, seed=2)]).result()
     assert torch.isnan(spoilt.output).any()
     assert same_answers(first, engine.run([call(seed=1)]).result()[0])
@@ -314,7 +314,7 @@ def test_device_bytes_are_those_of_the_loaded_layers(engine):
         pytest.skip("without packing, the three projections are slices of the fused one")
     matrix = 24 * 24 * 4
     assert engine.engine.device_bytes == 7 * matrix
-    engine.run([Call("layer", randn(1, 4, 24, dtype=torch.float64))]).result()
+    engine.run([Call(randn(1, 4, 24, dtype=torch.float64))]).result()
     assert engine.engine.device_bytes == 7 * matrix + 4 * 2 * matrix
 
 

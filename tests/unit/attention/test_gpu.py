@@ -42,7 +42,7 @@ def calls_of_several_lengths() -> list[Call]:
     for i, length in enumerate(LENGTHS):
         sizes = Sizes(1, 4, length, length)
         mask = CombinedMask(sizes, (causal(sizes, 0),)) if i % 2 else None
-        found.append(Call("layer", randn(1, length, 128, seed=i), mask=mask))
+        found.append(Call(randn(1, length, 128, seed=i), mask=mask))
     return found
 
 
@@ -66,9 +66,7 @@ def test_by_default_a_shared_batch_changes_an_answer_within_the_tolerance(engine
 
 @every_dtype
 def test_the_gpu_matches_the_cpu(engine, dtype):
-    calls = [
-        Call("layer", call.query, mask=call.mask, weights=WeightsWanted("heads")) for call in calls_of_several_lengths()
-    ]
+    calls = [Call(call.query, mask=call.mask, weights=WeightsWanted("heads")) for call in calls_of_several_lengths()]
     expected = make_layer(SPEC, torch.float64).forward(calls)
     for one, other in zip(engine.run(calls).result(), expected, strict=True):
         torch.testing.assert_close(one.output, other.output, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
@@ -78,7 +76,7 @@ def test_the_gpu_matches_the_cpu(engine, dtype):
 @every_dtype
 def test_requesting_weights_never_changes_a_bit_on_a_gpu(engine):
     for call in calls_of_several_lengths():
-        asked = Call("layer", call.query, mask=call.mask, weights=WeightsWanted("top_k", k=1))
+        asked = Call(call.query, mask=call.mask, weights=WeightsWanted("top_k", k=1))
         assert same_bits(engine.run([call]).result()[0].output, engine.run([asked]).result()[0].output)
 
 
@@ -90,12 +88,12 @@ def test_masked_rows_are_zero_and_finite_biases_stay_finite_on_a_gpu(engine, dty
     allowed[:, :, 2] = False
     expected = make_tensors(SPEC)["output.bias"].to(dtype).float()
     for mask in (Allowed(allowed), Added(torch.where(allowed, 0.0, -torch.inf))):
-        call = Call("layer", query, mask=CombinedMask(sizes, (mask,)), weights=WeightsWanted("heads"))
+        call = Call(query, mask=CombinedMask(sizes, (mask,)), weights=WeightsWanted("heads"))
         answer = engine.run([call]).result()[0]
         assert torch.isfinite(answer.output).all()
         torch.testing.assert_close(answer.output[0, 2], expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
         assert not full_weights(answer)[0, :, 2].any()
     low = CombinedMask(sizes, (Added(torch.full((1, 1, 1, 1), -1e38)),))
-    answer = engine.run([Call("layer", query, mask=low, weights=WeightsWanted("heads"))]).result()[0]
+    answer = engine.run([Call(query, mask=low, weights=WeightsWanted("heads"))]).result()[0]
     torch.testing.assert_close(full_weights(answer).sum(-1), torch.ones(1, 4, 5))
     assert torch.isfinite(answer.output).all()

@@ -108,7 +108,7 @@ def test_a_sequential_layer_gives_the_same_answers(threads):
 def test_a_masked_row_is_zero_before_the_output_projection(dtype, biases):
     """The projection makes it the output bias, exactly. Its weights are zero."""
     spec = make_spec(24, 3, biases=biases)
-    call = Call("layer", randn(2, 5, 24), weights=WeightsWanted("heads"))
+    call = Call(randn(2, 5, 24), weights=WeightsWanted("heads"))
     allowed = torch.ones(2, 1, 5, 1, dtype=torch.bool)
     allowed[0, 0, 1], allowed[1, 0, 4] = False, False
     masked = call._replace(mask=CombinedMask(Sizes(2, 3, 5, 5), (Allowed(allowed),)))
@@ -130,7 +130,7 @@ def test_a_row_masked_in_one_head_is_zero_in_that_head_alone():
     allowed = torch.ones(1, 3, 4, 4, dtype=torch.bool)
     allowed[0, 1, 2] = False
     mask = CombinedMask(Sizes(1, 3, 4, 4), (Allowed(allowed),))
-    plain, answer = make_layer(spec).forward([Call("layer", query), Call("layer", query, mask=mask)])
+    plain, answer = make_layer(spec).forward([Call(query), Call(query, mask=mask)])
     heads, whole = answer.output[0].unflatten(-1, (3, 8)), plain.output[0].unflatten(-1, (3, 8))
     assert not heads[2, 1].any()
     heads[2, 1] = whole[2, 1]
@@ -143,13 +143,13 @@ def test_non_finite_values_of_one_sequence_change_no_other(dtype, poison):
     """Neither of another call nor of the same call."""
     spec = make_spec(22, 2)
     query_dtype = torch.float64 if dtype == torch.float64 else torch.float32
-    others = [Call("layer", randn(1, rows, 22, seed=rows, dtype=query_dtype)) for rows in (1, 3, 14)]
+    others = [Call(randn(1, rows, 22, seed=rows, dtype=query_dtype)) for rows in (1, 3, 14)]
     query = randn(2, 4, 22, seed=9, dtype=query_dtype)
-    clean = Call("layer", query.clone())
+    clean = Call(query.clone())
     query[1, 2] = poison
-    poisoned = Call("layer", query, weights=WeightsWanted("heads"))
+    poisoned = Call(query, weights=WeightsWanted("heads"))
     layer = make_layer(spec, dtype)
-    batch = [others[0], poisoned, others[1], Call("layer", query, key=query), others[2]]
+    batch = [others[0], poisoned, others[1], Call(query, key=query), others[2]]
     answers = layer.forward(batch)
     for i, call in ((0, others[0]), (2, others[1]), (4, others[2])):
         assert same_answers(answers[i], layer.forward([call])[0])
@@ -162,8 +162,8 @@ def test_non_finite_values_of_one_sequence_change_no_other(dtype, poison):
 def test_an_answer_comes_in_the_dtype_of_its_query(dtype, query_dtype):
     """Calls of several dtypes share a batch; key and value may have yet other dtypes."""
     calls = [
-        Call("layer", randn(1, 3, 12, dtype=query_dtype)),
-        Call("layer", randn(1, 3, 12), randn(1, 2, 12, dtype=query_dtype), randn(1, 2, 12, dtype=torch.bfloat16)),
+        Call(randn(1, 3, 12, dtype=query_dtype)),
+        Call(randn(1, 3, 12), randn(1, 2, 12, dtype=query_dtype), randn(1, 2, 12, dtype=torch.bfloat16)),
     ]
     layer = make_layer(make_spec(12, 3), dtype)
     assert [answer.output.dtype for answer in layer.forward(calls)] == [query_dtype, torch.float32]
@@ -172,9 +172,9 @@ def test_an_answer_comes_in_the_dtype_of_its_query(dtype, query_dtype):
 def test_key_defaults_to_the_query_and_value_to_the_key():
     layer, query, key, value = make_layer(make_spec(12, 3), torch.float64), *(randn(1, 4, 12, seed=i) for i in range(3))
     for short, long in (
-        (Call("layer", query), Call("layer", query, query, query)),
-        (Call("layer", query, key), Call("layer", query, key, key)),
-        (Call("layer", query, value=value), Call("layer", query, query, value)),
+        (Call(query), Call(query, query, query)),
+        (Call(query, key), Call(query, key, key)),
+        (Call(query, value=value), Call(query, query, value)),
     ):
         torch.testing.assert_close(layer.forward([short])[0].output, layer.forward([long])[0].output)
 
@@ -183,20 +183,20 @@ def test_non_contiguous_inputs_give_the_results_of_their_copies():
     layer = make_layer(make_spec(12, 3))
     wide = randn(4, 12, 24)
     for view in (wide[::2, ::3, ::2], wide.transpose(0, 1)[:2, :, 12:], wide[:1, :1, :12].expand(3, 5, 12)):
-        assert same_answers(*layer.forward([Call("layer", view), Call("layer", view.contiguous())]))
+        assert same_answers(*layer.forward([Call(view), Call(view.contiguous())]))
 
 
 def test_a_combined_mask_of_no_masks_is_no_mask():
     layer, query = make_layer(make_spec(12, 3)), randn(1, 4, 12)
-    empty = Call("layer", query, mask=CombinedMask(Sizes(1, 3, 4, 4), ()))
-    assert same_answers(*layer.forward([Call("layer", query), empty]))
+    empty = Call(query, mask=CombinedMask(Sizes(1, 3, 4, 4), ()))
+    assert same_answers(*layer.forward([Call(query), empty]))
 
 
 def test_a_layer_keeps_no_reference_to_its_source_tensors():
     tensors = make_tensors(spec := make_spec(12, 3, has_bias_kv=True))
     tensors = {name: tensor.float() for name, tensor in tensors.items()}
     layer = type(make_layer(spec))(spec, tensors, dtype=torch.float32, device=CPU)
-    call = Call("layer", randn(1, 4, 12))
+    call = Call(randn(1, 4, 12))
     before = layer.forward([call])[0]
     for tensor in tensors.values():
         tensor.fill_(torch.nan)
@@ -204,8 +204,8 @@ def test_a_layer_keeps_no_reference_to_its_source_tensors():
 
 
 def test_a_repeated_call_in_a_batch_gets_two_answers():
-    layer, call = make_layer(make_spec(12, 3)), Call("layer", randn(1, 4, 12))
-    answers = layer.forward([call, Call("layer", randn(1, 3, 12, seed=1)), call])
+    layer, call = make_layer(make_spec(12, 3)), Call(randn(1, 4, 12))
+    answers = layer.forward([call, Call(randn(1, 3, 12, seed=1)), call])
     assert same_answers(answers[0], answers[2])
     assert answers[1].output.shape == (1, 3, 12)
 
@@ -219,7 +219,7 @@ def test_the_smallest_shapes_work(dtype, width, queries, keys):
     wide = torch.promote_types(dtype, torch.float32)
     query, key = randn(1, queries, width, dtype=wide), randn(1, keys, width, seed=1, dtype=wide)
     mask = CombinedMask(Sizes(1, 1, queries, keys), (lengths(torch.tensor([[keys]])),))
-    call = Call("layer", query, key, mask=mask, weights=WeightsWanted("top_k", k=1))
+    call = Call(query, key, mask=mask, weights=WeightsWanted("top_k", k=1))
     tensors = {name: tensor.to(dtype) for name, tensor in make_tensors(spec).items()}
     expected, _ = oracle.multi_head_attention(spec, as_arrays(tensors), reference_inputs(call))
     assert_near(make_layer(spec, dtype).forward([call])[0].output, expected, TOLERANCE[dtype])
@@ -243,7 +243,7 @@ def test_a_mask_of_every_kind_fits_a_layer_with_appended_columns(dtype):
     ]
     tensors = {name: tensor.to(dtype) for name, tensor in make_tensors(spec).items()}
     for kind in kinds:
-        call = Call("layer", query, key, mask=engine_mask([kind], sizes), weights=WeightsWanted("heads", dtype=wide))
+        call = Call(query, key, mask=engine_mask([kind], sizes), weights=WeightsWanted("heads", dtype=wide))
         expected, weights = oracle.multi_head_attention(spec, as_arrays(tensors), reference_inputs(call), [kind])
         answer = make_layer(spec, dtype).forward([call])[0]
         assert_near(answer.output, expected, TOLERANCE[dtype])

@@ -140,7 +140,7 @@ def test_equivalent_masks_give_the_same_bits_for_long_sequences(size, dtype, thr
     sizes = Sizes(1, 2, size, size)
     true = torch.tril(torch.ones(size, size, dtype=torch.bool))[None, None]
     layer = make_layer(make_spec(16, 2), dtype)
-    call = Call("layer", randn(1, size, 16, dtype=torch.float64 if dtype == torch.float64 else torch.float32))
+    call = Call(randn(1, size, 16, dtype=torch.float64 if dtype == torch.float64 else torch.float32))
     written: list[Mask] = [
         masks.causal(sizes, 0),
         masks.Allowed(true),
@@ -160,7 +160,7 @@ def test_every_combination_of_size_one_axes_means_its_expansion(shape):
     values = randn(*(size if whole else 1 for size, whole in zip(sizes, shape, strict=True)), seed=2)
     for mask in (masks.Allowed(values > 0), masks.Added(torch.where(values > 0, values, -torch.inf))):
         expanded = type(mask)(mask.values.expand(tuple(sizes)).contiguous())
-        call = Call("layer", query, key)
+        call = Call(query, key)
         _assert_all_the_same(layer, call, [_combined(sizes, mask), _combined(sizes, expanded)])
 
 
@@ -168,7 +168,7 @@ def test_every_combination_of_size_one_axes_means_its_expansion(shape):
 def test_extreme_biases_stay_finite(dtype):
     """A bias masks only where it is -inf: with sums of the largest numbers a row still sums to 1 and has no NaN."""
     sizes = Sizes(1, 2, 3, 4)
-    call = Call("layer", randn(1, 3, 8), randn(1, 4, 8, seed=1), weights=WeightsWanted("heads"))
+    call = Call(randn(1, 3, 8), randn(1, 4, 8, seed=1), weights=WeightsWanted("heads"))
     single = torch.finfo(torch.float32).max
     for values in ([-1e38, -1e38], [1e38, 1e38], [-single] * 3, [single, single, -single], [-1e9], [-1e308, 1e308]):
         everywhere = [masks.Added(torch.full((1, 1, 1, 1), value, dtype=torch.float64)) for value in values]
@@ -189,7 +189,7 @@ def test_a_huge_bias_takes_all_the_weight_and_equal_ones_share_it():
     """+1e38 on two keys of four leaves no digit of their scores: each gets half, the others nothing."""
     sizes = Sizes(1, 1, 1, 4)
     mask = masks.Added(torch.tensor([1e38, 0.0, 1e38, 0.0]).view(1, 1, 1, 4))
-    call = Call("layer", randn(1, 1, 8), randn(1, 4, 8), mask=_combined(sizes, mask), weights=WeightsWanted("heads"))
+    call = Call(randn(1, 1, 8), randn(1, 4, 8), mask=_combined(sizes, mask), weights=WeightsWanted("heads"))
     assert full_weights(make_layer(make_spec(8, 1)).forward([call])[0]).flatten().tolist() == [0.5, 0.0, 0.5, 0.0]
 
 
@@ -199,7 +199,7 @@ def test_the_lowest_bias_is_still_above_a_blocked_key(value, dtype):
     """One key with a bias of -1e38 beside blocked keys: it gets all of the weight, the others none."""
     sizes, low = Sizes(1, 2, 3, 4), torch.tensor([0, value, 0, 0], dtype=torch.float32).view(1, 1, 1, 4)
     only = torch.tensor([False, True, False, False]).view(1, 1, 1, 4)
-    call = Call("layer", randn(1, 3, 8), randn(1, 4, 8, seed=1), weights=WeightsWanted("heads"))
+    call = Call(randn(1, 3, 8), randn(1, 4, 8, seed=1), weights=WeightsWanted("heads"))
     layer = make_layer(make_spec(8, 2), dtype)
     with_bias, without = (
         layer.forward([_with(call, CombinedMask(sizes, ways))])[0]
@@ -271,7 +271,7 @@ def _layer_and_call(data: st.DataObject, sizes: Sizes, seed: int):
     query_dtype = torch.float64 if dtype == torch.float64 else torch.float32
     query = randn(sizes.sequences, sizes.queries, 12, seed=seed, dtype=query_dtype)
     key = randn(sizes.sequences, sizes.keys, 12, seed=seed + 1, dtype=query_dtype)
-    return make_layer(spec, dtype), Call("layer", query, key)
+    return make_layer(spec, dtype), Call(query, key)
 
 
 def _combined(sizes: Sizes, mask: Mask) -> CombinedMask:
@@ -279,11 +279,11 @@ def _combined(sizes: Sizes, mask: Mask) -> CombinedMask:
 
 
 def _with(call: Call, mask: CombinedMask | None) -> Call:
-    return Call(call.layer, call.query, call.key, call.value, mask, call.weights)
+    return Call(call.query, call.key, call.value, mask, call.weights)
 
 
 def _assert_all_the_same(layer, call: Call, written: list[CombinedMask | None]) -> None:
-    asked = Call(call.layer, call.query, call.key, weights=WeightsWanted("heads"))
+    asked = Call(call.query, call.key, weights=WeightsWanted("heads"))
     first, *others = (layer.forward([_with(asked, mask)])[0] for mask in written)
     for i, other in enumerate(others, start=1):
         assert same_answers(first, other), f"the mask written in way {i} gives other bits than in way 0"

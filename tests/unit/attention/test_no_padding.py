@@ -65,7 +65,7 @@ def test_products_have_the_rows_of_all_sequences_and_at_most_three_more(counted,
     """711 tokens of very unequal lengths: 712 rows a product, where padding would make it 3,500."""
     rows, _ = counted
     layer = make_layer(make_spec(64, 4), dtype)
-    layer.forward([Call("layer", randn(1, length, 64)) for length in LENGTHS])
+    layer.forward([Call(randn(1, length, 64)) for length in LENGTHS])
     tokens = sum(LENGTHS)
     assert tokens == 711
     # Query, key and value in one product where that gives the same bits, then the output.
@@ -77,10 +77,10 @@ def test_products_have_the_rows_of_all_sequences_and_at_most_three_more(counted,
 def test_no_attention_call_has_more_rows_than_its_sequences(counted, threads):
     """With one thread, sequences of one length share a call. None is padded to the length of another."""
     _, shapes = counted
-    calls = [Call("layer", randn(1, length, 64)) for length in LENGTHS]
-    calls.append(Call("layer", randn(3, 5, 64), randn(3, 11, 64)))
+    calls = [Call(randn(1, length, 64)) for length in LENGTHS]
+    calls.append(Call(randn(3, 5, 64), randn(3, 11, 64)))
     sizes = Sizes(1, 4, 9, 9)
-    calls.append(Call("layer", randn(1, 9, 64), mask=CombinedMask(sizes, (causal(sizes, 0),))))
+    calls.append(Call(randn(1, 9, 64), mask=CombinedMask(sizes, (causal(sizes, 0),))))
     with torch_threads(threads):
         make_layer(make_spec(64, 4)).forward(calls)
     same_length = (
@@ -93,7 +93,7 @@ def test_no_attention_call_has_more_rows_than_its_sequences(counted, threads):
 def test_cross_attention_packs_queries_and_keys_separately(counted):
     """Four queries over 100 keys and 40 over 3: neither side is padded to the other."""
     rows, _ = counted
-    calls = [Call("layer", randn(1, a, 8), randn(1, b, 8)) for a, b in ((4, 100), (40, 3))]
+    calls = [Call(randn(1, a, 8), randn(1, b, 8)) for a, b in ((4, 100), (40, 3))]
     make_layer(make_spec(8, 2)).forward(calls)
     assert rows == [44, 104, 104, 44]
 
@@ -103,7 +103,7 @@ def test_a_single_token_costs_four_rows_and_reports_them(counted):
     """Filler rows are counted, so that the metrics can show them."""
     rows, _ = counted
     layer = make_layer(make_spec(64, 4))
-    layer.forward([Call("layer", randn(1, 1, 64))])
+    layer.forward([Call(randn(1, 1, 64))])
     assert rows == [4, 4]
     assert layer.filler_rows == 6
 
@@ -112,7 +112,7 @@ def test_a_single_token_costs_four_rows_and_reports_them(counted):
 def test_a_layer_without_an_output_projection_counts_no_filler_for_it(counted):
     rows, _ = counted
     layer = make_layer(make_spec(64, 4, has_output=False))
-    layer.forward([Call("layer", randn(1, 1, 64))])
+    layer.forward([Call(randn(1, 1, 64))])
     assert rows == [4]
     assert layer.filler_rows == 3
 
@@ -121,7 +121,7 @@ def test_a_layer_without_an_output_projection_counts_no_filler_for_it(counted):
 def test_a_single_token_costs_twelve_rows_with_the_product_of_torch(counted):
     rows, _ = counted
     layer = make_layer(make_spec(64, 4))
-    layer.forward([Call("layer", randn(1, 1, 64))])
+    layer.forward([Call(randn(1, 1, 64))])
     assert rows == [12, 12]
     assert layer.filler_rows == 22
 
@@ -129,6 +129,6 @@ def test_a_single_token_costs_twelve_rows_with_the_product_of_torch(counted):
 @pytest.mark.usefixtures("plain")
 def test_a_small_16_bit_layer_needs_more_filler_with_the_product_of_torch(counted):
     rows, _ = counted
-    make_layer(make_spec(8, 2), torch.bfloat16).forward([Call("layer", randn(1, 1, 8))])
+    make_layer(make_spec(8, 2), torch.bfloat16).forward([Call(randn(1, 1, 8))])
     # The output projection has 64 weights: 65 x 64 is the first product above 4,096, and 68 the next multiple of 4.
     assert rows == [68, 68]

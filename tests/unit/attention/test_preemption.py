@@ -163,14 +163,14 @@ def large_calls() -> dict[str, Call]:
     sizes = Sizes(1, 3, 300, 300)
     query = randn(1, 300, 24)
     return {
-        "plain": Call("", query),
-        "many sequences": Call("", randn(40, 5, 24)),
-        "causal": Call("", query, mask=CombinedMask(sizes, (causal(sizes, 0),))),
-        "weights": Call("", query, weights=WeightsWanted("heads")),
-        "top_k": Call("", query, weights=WeightsWanted("top_k", 200)),
-        "mean": Call("", query, weights=WeightsWanted("mean", None, (2, 0), (299, 5, 131))),
-        "float64": Call("", query.double()),
-        "cross": Call("", query, randn(1, 400, 24, seed=1), randn(1, 400, 24, seed=2)),
+        "plain": Call(query),
+        "many sequences": Call(randn(40, 5, 24)),
+        "causal": Call(query, mask=CombinedMask(sizes, (causal(sizes, 0),))),
+        "weights": Call(query, weights=WeightsWanted("heads")),
+        "top_k": Call(query, weights=WeightsWanted("top_k", 200)),
+        "mean": Call(query, weights=WeightsWanted("mean", None, (2, 0), (299, 5, 131))),
+        "float64": Call(query.double()),
+        "cross": Call(query, randn(1, 400, 24, seed=1), randn(1, 400, 24, seed=2)),
     }
 
 
@@ -195,7 +195,7 @@ def test_an_answer_has_the_same_bits_whether_its_batch_was_preempted_or_not(monk
 def test_a_batch_that_arrives_while_another_is_preempted_runs_in_one_step():
     engine = OneLayer(EngineOptions(CPU, torch.float32, step_s=0.0), make_spec(24, 3))
     try:
-        small = Call("", randn(1, 4, 24, seed=3))
+        small = Call(randn(1, 4, 24, seed=3))
         (alone,), _ = to_the_end(engine.run([small]))
         preempted = engine.run([large_calls()["many sequences"]]).result(10)
         assert isinstance(preempted, Steps)
@@ -274,7 +274,7 @@ def test_sequences_computed_in_pieces_share_no_call(dtype):
     assert not may_share((1, 512, 512), like)
     assert 2**18 * (1024 + kernels.SOFTMAX_WORK) > MAX_WORK, "this sequence is computed in pieces"
     layer = make_layer(make_spec(512, 1, biases=False), dtype)
-    calls = [Call("", randn(1, 512, 512, seed=seed)) for seed in range(2)]
+    calls = [Call(randn(1, 512, 512, seed=seed)) for seed in range(2)]
     together = layer.forward(calls)
     assert all(same_answers(layer.forward([call])[0], answer) for call, answer in zip(calls, together, strict=True))
 

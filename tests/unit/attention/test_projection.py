@@ -101,7 +101,7 @@ def test_without_the_product_in_torch_nothing_is_packed(monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_layer_keeps_its_bits_with_either_product(monkeypatch, dtype):
-    spec, call = make_spec(64, 4), Call("layer", randn(1, 40, 64))
+    spec, call = make_spec(64, 4), Call(randn(1, 40, 64))
     one = make_layer(spec, dtype)
     monkeypatch.setattr(projection, "has_packed_product", lambda: False)
     other = make_layer(spec, dtype)
@@ -169,7 +169,7 @@ def test_filler_rows_never_hold_old_memory(shapes, width, dtype):
 
 def test_a_layer_gives_the_same_results_in_memory_full_of_nan():
     """Nothing of the filler rows or the padded width reaches an answer."""
-    layer, call = make_layer(make_spec(10, 2, head_width=3, value_head_width=3)), Call("layer", randn(1, 5, 10))
+    layer, call = make_layer(make_spec(10, 2, head_width=3, value_head_width=3)), Call(randn(1, 5, 10))
     clean = layer.forward([call])[0].output
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.Tensor, "new_empty", lambda self, *size: self.new_full(size, torch.nan))

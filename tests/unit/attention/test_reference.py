@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.attention.reference import attend, scaled_dot_product
+from service.attention.reference import added_by, attend, scaled_dot_product
 from tests import oracle
 from tests.attention_fixtures import as_arrays, make_tensors
 from tests.strategies import seeds, specs
@@ -42,3 +44,25 @@ def test_two_references_of_attention_without_a_layer_agree(heads, queries, keys,
     output, lse = scaled_dot_product(inputs, bias, scale=0.7, softcap=softcap, sinks=sinks)
     np.testing.assert_allclose(output, expected.output, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(lse, expected.lse, rtol=1e-12, atol=1e-12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 5), st.integers(1, 6), st.integers(0, 3), seeds)
+def test_two_references_lower_a_mask_alike(queries, keys, width, seed):
+    rng, shape = np.random.default_rng(seed), (2, 3, queries, keys)
+    lengths, flags, bias = rng.integers(0, keys + 1, 2), rng.random((2, keys)) < 0.5, rng.normal(size=shape[1:])
+    offset = keys - queries
+    pairs: list[tuple[dict[str, Any], oracle.Mask]] = [
+        ({"kind": "causal", "align": "top_left"}, oracle.Causal(0)),
+        ({"kind": "causal", "align": "bottom_right"}, oracle.Causal(offset)),
+        ({"kind": "window", "left": width, "right": 1, "align": "top_left"}, oracle.Window(0, width, 1)),
+        ({"kind": "window", "left": 1, "right": width, "align": "bottom_right"}, oracle.Window(offset, 1, width)),
+        ({"kind": "lengths", "values": lengths}, oracle.Lengths(lengths)),
+        ({"kind": "attend", "axes": "bs", "values": flags}, oracle.Attend(flags[:, None, None])),
+        ({"kind": "ignore", "axes": "bs", "values": flags}, oracle.Ignore(flags[:, None, None])),
+        ({"kind": "bias", "axes": "hls", "values": bias}, oracle.Bias(bias[None])),
+    ]
+    for mask, expected in pairs:
+        blocked = np.where(oracle.may_attend([expected], shape), 0.0, -np.inf)
+        wanted = blocked + oracle.added_bias([expected], shape)
+        np.testing.assert_array_equal(np.broadcast_to(added_by(mask, queries, keys), shape), wanted)

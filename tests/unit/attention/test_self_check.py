@@ -78,11 +78,11 @@ def test_a_layer_that_failed_the_self_check_runs_one_sequence_at_a_time(monkeypa
     engine = OneLayer(EngineOptions(CPU, torch.float32), spec)
     try:
         assert engine.loaded.is_sequential
-        calls = [Call("layer", randn(1, rows, 24, seed=rows)) for rows in (1, 5, 2, 30)]
+        calls = [Call(randn(1, rows, 24, seed=rows)) for rows in (1, 5, 2, 30)]
         together = engine.run(calls).result()
         for call, answer in zip(calls, together, strict=True):
             assert same_answers(engine.run([call]).result()[0], answer)
-        batch = Call("layer", torch.cat([randn(1, 5, 24, seed=i) for i in range(3)]))
+        batch = Call(torch.cat([randn(1, 5, 24, seed=i) for i in range(3)]))
         for one, part in zip(engine.run([batch]).result()[0].output, batch.sequences(), strict=True):
             assert same_bits(one[None], engine.run([part]).result()[0].output)
     finally:

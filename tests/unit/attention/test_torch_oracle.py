@@ -66,7 +66,7 @@ def compare(module, layer: Layer, inputs, masks: list[Mask], **torch_masks) -> N
     sizes = Sizes(query.shape[0], layer.spec.num_heads, query.shape[1], key.shape[1])
     mask = CombinedMask(sizes, tuple(masks)) if masks else None
     wide = torch.promote_types(dtype, torch.float32)
-    answer = layer.forward([Call("layer", query, key, value, mask, WeightsWanted("heads", dtype=wide))])[0]
+    answer = layer.forward([Call(query, key, value, mask, WeightsWanted("heads", dtype=wide))])[0]
     with torch.inference_mode():
         output, weights = module(query, key, value, average_attn_weights=False, **torch_masks)
         alone, _ = module(query, key, value, need_weights=False, **torch_masks)
@@ -163,7 +163,7 @@ def test_only_a_fully_masked_row_differs_from_torch():
     assert torch.isnan(weights[:, 2]).all()
     sizes = Sizes(B, HEADS, L, L)
     for mask in (ignore(where[None, None]), Allowed(~where[None, None])):
-        call = Call("layer", query, key, value, CombinedMask(sizes, (mask,)), WeightsWanted("mean"))
+        call = Call(query, key, value, CombinedMask(sizes, (mask,)), WeightsWanted("mean"))
         answer = layer.forward([call])[0]
         assert torch.equal(answer.output[:, 2], module.out_proj.bias.detach().expand(B, WIDTH))
         assert not full_weights(answer)[:, 2].any()

@@ -1,6 +1,6 @@
 """A waiting room with its doubles, for the tests beside this file: a gated engine, a clock turned by hand.
 
-Law: leaving the room checks that nothing of any job stayed behind.
+Invariant: leaving the room checks that nothing of any job stayed behind.
 """
 
 from __future__ import annotations

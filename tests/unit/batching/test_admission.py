@@ -311,15 +311,17 @@ def test_the_early_check_raises_the_error_of_a_later_submit():
 # Callers that are told apart
 
 
-def test_one_caller_gets_at_most_four_fifths_of_the_queue():
+@pytest.mark.parametrize(("capacity", "num_admitted"), [(50, 40), (2, 1), (3, 2), (256, 204)])
+def test_one_caller_gets_at_most_four_fifths_of_the_queue(capacity, num_admitted):
     async def main():
-        async with Room(capacity=50, max_requests=1) as room:
+        async with Room(capacity=capacity, max_requests=1) as room:
             await room.send_running("x")
-            flood = [room.send(number, caller="flood") for number in range(100)]
+            flood = [room.send(number, caller="flood") for number in range(300)]
             await turns()
-            assert sum(not client.done() for client in flood) == 40
+            assert sum(not client.done() for client in flood) == num_admitted
             assert {type(error_of(client)) for client in flood if client.done()} == {QueueFull}
-            others = [room.send(("other", number), caller=f"other {number}") for number in range(10)]
+            num_free = capacity - num_admitted
+            others = [room.send(("other", number), caller=f"other {number}") for number in range(num_free)]
             await turns()
             assert [client for client in others if client.done()] == []
 

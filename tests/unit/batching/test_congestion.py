@@ -127,6 +127,15 @@ def test_an_overload_outlasts_an_empty_lane_until_nothing_was_refused_for_the_ca
 
 
 @pytest.mark.parametrize("emptied", EMPTIED)
+def test_an_overload_ends_while_the_lane_is_idle_so_the_next_burst_is_admitted(emptied):
+    found = after(MOST + 1, MOST + 1)
+    assert found.refuse("a", MOST, 1.0) is not None
+    emptied(found, 1.1)
+    assert found.refuse("a", MOST, 1.1 + CALM_S) is None, "a burst that came at once"
+    assert (found.num_overloaded, found.has_long_queue) == (0, False)
+
+
+@pytest.mark.parametrize("emptied", EMPTIED)
 def test_a_long_queue_that_is_no_overload_yet_is_forgotten_once_the_lane_is_empty(emptied):
     found = after(MOST + 1)
     emptied(found, 0.0)

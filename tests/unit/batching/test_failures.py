@@ -177,6 +177,20 @@ def test_a_batch_that_does_not_end_ends_the_engine_and_fails_all_jobs():
     run(main)
 
 
+def test_a_pause_of_the_whole_process_does_not_make_a_batch_stuck():
+    async def main():
+        async with Room(max_compute_s=5) as room:
+            clients = await room.send_running("r", "s")
+            room.clock.pause(20)
+            await turns()
+            assert room.batcher.is_alive
+            room.engine.open()
+            await turns()
+            assert [error_of(client) for client in clients] == [None, None]
+
+    run(main)
+
+
 def test_each_part_of_a_batch_has_the_whole_time_limit():
     async def main():
         async with Room(max_compute_s=5) as room:

@@ -55,3 +55,13 @@ def test_what_is_submitted_before_the_end_has_started_when_the_shut_down_runs():
     thread.stop(wait=False)
     goes_on.set()
     assert [work.result(20) for work in late] == [True] * 3
+
+
+def test_a_shut_down_that_fails_ends_the_thread_and_is_reported_by_the_first_stop():
+    async def shut_down() -> None:
+        raise OSError("the transport is broken")
+
+    thread = LoopThread(shut_down)
+    with pytest.raises(OSError, match="the transport is broken"):
+        thread.stop()
+    thread.stop()

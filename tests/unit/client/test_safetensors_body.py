@@ -29,7 +29,7 @@ def with_header(header: bytes, data: bytes = b"") -> bytes:
 
 def test_tensors_and_metadata_are_read():
     tensors, metadata = read(WHOLE)
-    assert tensors["output"].shape == (2, 3)
+    assert tensors["output"].bits.shape == (2, 3)
     assert json.loads(metadata["response"]) == FACTS
 
 

@@ -131,6 +131,16 @@ def test_every_form_of_weights_is_printed_as_json_and_saved(weights, names):
 
 @pytest.mark.usefixtures("sized")
 @pytest.mark.parametrize("sized", SIZES, indirect=True)
+def test_indices_that_come_as_lists_are_whole_numbers():
+    body = {name: np.load(f"{name}.npy").tolist() for name in ("query", "key", "value")}
+    Path("body.json").write_text(json.dumps(body | {"weights": {"form": "top_k", "k": 1}}), encoding="utf-8")
+    run("attention", "--request", "body.json", "--local", "--out", "x.npz")
+    with np.load("x.npz") as arrays:
+        assert (arrays["indices"].dtype, arrays["values"].dtype) == (np.int32, np.float32)
+
+
+@pytest.mark.usefixtures("sized")
+@pytest.mark.parametrize("sized", SIZES, indirect=True)
 def test_an_npy_file_holds_the_output_alone_and_json_has_minus_infinity_as_a_string():
     found = answer("--mask", "lengths values=[0,0]", "--lse", "--out", "x.npy")
     assert np.load("x.npy").tolist() == found["output"]

@@ -164,6 +164,15 @@ def test_a_file_that_is_no_case_is_one_sentence(path, content, words):
         CliRunner().invoke(app, ["compare", str(path), "--local"], catch_exceptions=False)
 
 
+@pytest.mark.parametrize("rank", [1, 5, 6])
+@pytest.mark.parametrize("fixed", [{}, {"layout": "packed"}, {"num_heads": 2}])
+def test_tensors_of_a_rank_that_no_layout_has_are_one_sentence(path, rank, fixed):
+    raws = dict.fromkeys(("query", "key", "value", "output"), Raw("float32", np.ones((2,) * rank, np.float32)))
+    path.write_bytes(write(raws, {"request": json.dumps(fixed)}))
+    with pytest.raises(ServiceError, match="no layout fits query"):
+        CliRunner().invoke(app, ["compare", str(path), "--local"], catch_exceptions=False)
+
+
 @pytest.mark.parametrize("name", ["case[v2]", "[red]case[", ":key:"])
 def test_the_name_of_the_case_is_printed_as_it_is(tmp_path, name):
     """What rich calls markup is text in a name."""

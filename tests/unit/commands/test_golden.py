@@ -154,19 +154,14 @@ def wrong(change):
 @pytest.mark.parametrize(
     ("name", "change"),
     [
-        ("output", lambda reply: reply.output + np.where(reply.output == reply.output.max(), 1e-3, 0)),
-        ("output", lambda reply: np.where(reply.output == 0, np.nan, reply.output)),
-        ("lse", lambda reply: reply.weights["lse"] * (1 + 1e-3)),
+        ("output", lambda output: output + np.where(output == output.max(), 1e-3, 0)),
+        ("output", lambda output: np.where(output == 0, np.nan, output)),
+        ("lse", lambda lse: lse * (1 + 1e-3)),
     ],
 )
 def test_a_wrong_answer_ends_with_exit_code_1_and_names_the_vector(tmp_path, monkeypatch, name, change):
     def changed(reply):
-        found = change(reply)
-        return (
-            asking.Reply(found, reply.weights, {})
-            if name == "output"
-            else asking.Reply(reply.output, {"lse": found}, {})
-        )
+        return asking.Reply(reply.arrays | {name: change(reply.arrays[name])}, {})
 
     monkeypatch.setattr(asking, "asking", wrong(changed))
     with pytest.raises(ServiceError, match=rf"the service's {name} of \w+ is off by .* times the tolerance"):

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from service.attention.spec import LayerSpec
-from service.layers.stored_layer import StoredLayer
+from service.layers.store import StoredLayer
 
 
 class Bomb:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from service.layers.importer import import_layer
-from service.layers.stored_layer import StoredLayer
+from service.layers.store import StoredLayer
 from tests.unit.layers.checkpoints import (
     bert,
     linears,

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from service.layers.importer import import_layer
-from service.layers.stored_layer import StoredLayer
+from service.layers.store import StoredLayer
 from tests.unit.layers.checkpoints import (
     linear,
     mha,

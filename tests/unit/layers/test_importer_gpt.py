@@ -12,7 +12,7 @@ from service.attention.call import Call
 from service.attention.layer import Layer
 from service.attention.masks import CombinedMask, Sizes, causal
 from service.layers.importer import import_layer
-from service.layers.stored_layer import StoredLayer
+from service.layers.store import StoredLayer
 from tests.unit.layers.checkpoints import random, save_directory, save_safetensors
 from tests.unit.layers.refusals import refused_import
 
@@ -66,7 +66,7 @@ def named(module: torch.nn.Module, prefix: str) -> dict[str, torch.Tensor]:
 def served(layer: StoredLayer, x: torch.Tensor) -> torch.Tensor:
     """Return what the service computes with a causal mask."""
     sizes = Sizes(1, layer.spec.num_heads, len(x), len(x))
-    call = Call("x", x[None], mask=CombinedMask(sizes, (causal(sizes, 0),)))
+    call = Call(x[None], mask=CombinedMask(sizes, (causal(sizes, 0),)))
     with torch.inference_mode():
         made = Layer(layer.spec, layer.tensors, dtype=torch.float32, device=torch.device("cpu"))
         return made.forward([call])[0].output[0]

@@ -12,8 +12,7 @@ import safetensors.torch
 import torch
 
 from service.errors import LayerError, LayerNotLoaded
-from service.layers.store import Store
-from service.layers.stored_layer import StoredLayer
+from service.layers.store import Store, StoredLayer
 from tests.unit.layers.checkpoints import spec, stored
 from tests.unit.layers.refusals import refused_load
 

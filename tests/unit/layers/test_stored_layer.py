@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from service.errors import LayerError
-from service.layers.stored_layer import StoredLayer, check_name, digest
+from service.layers.store import StoredLayer, check_name, digest
 from tests.unit.layers.checkpoints import random, spec, stored
 
 GOOD_NAMES = ["a", "0", "minilm-l0", "a.b_c-d", "a..b", "x" * 64, "0-._"]

@@ -169,6 +169,9 @@ def test_a_served_layer_has_its_series_before_its_first_request(readable):
     readable.telemetry.layer_loaded("minilm-l0", loaded(0.1))
     assert readable.value("queue_seconds_count", layer="minilm-l0") == 0
     assert readable.value("compute_seconds_count", layer="minilm-l0") == 0
+    assert readable.value("layer_requests_total", layer="minilm-l0", outcome="failure") == 0
+    assert readable.value("layer_phase_seconds_total", layer="minilm-l0", phase="encode") == 0
+    assert readable.value("layer_batches_total", layer="minilm-l0") == 0
 
 
 def test_known_reasons_have_their_series_before_the_first_event(readable):

@@ -163,7 +163,7 @@ def test_random_bytes_are_refused_without_another_error(body):
 
 
 def tensors_of(answer: Answer, axes: str) -> dict[str, torch.Tensor]:
-    call, cost = Call("small", answer.output, None, None), NOTHING
+    call, cost = Call(answer.output, None, None), NOTHING
     return CheckedRequest(call, cost, Layout(axes), TensorForm.BASE64).tensors(answer)
 
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,13 +23,14 @@ from service.attention.call import AttentionCall
 from service.attention.engine import Engine, LayerCall
 from service.attention.heap import IDLE_GROWTH_BYTES, OVERLOAD_GROWTH_BYTES, Heap
 from service.batching.batcher import Batcher
+from service.batching.engine_protocol import STUCK_CHECKS
 from service.batching.job import Cost
 from service.errors import Draining, EngineDown
 from service.layers.store import Store
 from service.observability.telemetry import Telemetry
 from service.settings import load_settings
 from service.supervisor.supervisor import EXIT_ENGINE_DOWN, EXIT_FAILED, EXIT_REFUSED
-from service.worker.service import Service
+from service.worker.service import Service, watch_loads
 from tests.doubles import LocalChannel, lone_metrics, turns
 from tests.unit.layers.checkpoints import stored
 
@@ -76,7 +78,8 @@ class Process:
         assert isinstance(self.service.engine, FailingEngine)
         self.service.engine.failure = failure
 
-    def _leave(self, exit_code: int, reason: str) -> None:
+    def _leave(self, exit_code: int) -> None:
+        reason = self.service._channel.status.start_error or str(self.service.why_not_ready())
         if not self.left.done():
             self.left.set_result((exit_code, reason))
 
@@ -184,7 +187,7 @@ def test_a_change_that_hangs_fails_waiting_requests_and_has_the_process_replaced
             Store(tmp_path).save(stored())
             checks.gate.clear()
             author = asyncio.ensure_future(process.service.put_layer("tiny"))
-            while not process.service.engine.load_step_s:  # noqa: ASYNC110 (it is state, not an event)
+            while process.service.engine.load_step_began is None:  # noqa: ASYNC110 (it is state, not an event)
                 await asyncio.sleep(0.001)
             attention = process.service.catalog.attention
             assert attention is not None
@@ -199,6 +202,21 @@ def test_a_change_that_hangs_fails_waiting_requests_and_has_the_process_replaced
             checks.gate.set()
 
     asyncio.run(story())
+
+
+def test_a_pause_of_the_process_during_a_step_of_a_load_is_one_check(tmp_path):
+    """An hour passes in one sleep; the step ends after it."""
+    began = iter([1.0] * STUCK_CHECKS + [None, 2.0, None] + [3.0] * 100)
+    engine: Any = SimpleNamespace(load_step_began=None)
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        engine.load_step_began = next(began)
+
+    with pytest.raises(EngineDown, match="a step of a load"):
+        asyncio.run(watch_loads(engine, 60.0, sleep))
+    assert slept == [60.0 / STUCK_CHECKS] * (STUCK_CHECKS + 3 + STUCK_CHECKS + 1)
 
 
 def test_a_load_of_many_steps_may_take_longer_than_one_step_may(tmp_path, monkeypatch):

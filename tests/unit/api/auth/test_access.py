@@ -2,9 +2,8 @@
 
 import pytest
 
-from service.api.auth.access import ADMIN, METRICS, OPEN, Access, presented
+from service.api.auth.access import ADMIN, METRICS, OPEN, Access, Limiter, presented
 from service.api.auth.key_ring import Key, KeyRing, Role, digest_of
-from service.api.auth.rate_limit import Limiter
 from service.errors import Forbidden, RateLimited, Unauthorized
 from tests.doubles import ManualClock
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.api.auth.rate_limit import Limiter
+from service.api.auth.access import Limiter
 from service.errors import RateLimited
 from tests.doubles import ManualClock
 

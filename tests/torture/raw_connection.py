@@ -1,6 +1,6 @@
-"""Line: one connection to the service, with what httpx hides: the bytes as they go and how an answer ended.
+"""RawConnection: one connection to the service, with what httpx hides: the bytes as they go and how an answer ended.
 
-Laws: what is sent is sent as it is; an answer is read by HTTP/1.1's rules, strictly; silence, a cut answer and a reset are
+Invariants: what is sent is sent as it is; an answer is read by HTTP/1.1's rules, strictly; silence, a cut answer and a reset are
 told apart.
 """
 
@@ -52,7 +52,7 @@ def attend(query, layer: str = "small", **headers: str) -> bytes:
     return post(f"/v1/layers/{layer}/attend", json.dumps({"query": query}).encode(), headers)
 
 
-class Line:
+class RawConnection:
     """Opened at its first use and again after it was closed; one exchange at a time."""
 
     def __init__(self, port: int) -> None:

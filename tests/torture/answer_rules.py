@@ -1,7 +1,7 @@
-"""Law: what an answer may be, whatever was asked (rules 1 and 2 of `docs/reliability.md`); an oracle without opinions on
-which of the refusals is right.
+"""Answer rules: what an answer may be, whatever was asked (the first rule of `docs/reliability.md`); which of the refusals is
+right, they do not say.
 
-Laws: the status is one of the contract's; a refusal has the contract's form, a code that belongs to its status, at most
+Invariants: the status is one of the contract's; a refusal has the contract's form, a code that belongs to its status, at most
 4 KiB, nothing of the input, of a path, a trace or a pointer; what is called JSON is JSON, without NaN.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 
-from tests.torture.line import Reply
+from tests.torture.raw_connection import Reply
 
 # A word that inputs carry wherever a caller may put words; no answer may repeat it.
 MARK = "zqx-marked"
@@ -44,14 +44,14 @@ _FORBIDDEN = re.compile(
 _INFERENCE_CODE = re.compile(r"\(([a-z_]+)\)$")
 
 
-def broken(reply: Reply, *, is_inference: bool = False, is_head: bool = False) -> str | None:
-    """What is wrong with an answer; None where nothing is."""
+def violation(reply: Reply, *, is_inference: bool = False, is_head: bool = False) -> str | None:
+    """Return the rule that an answer violates, in words; None if it violates none."""
     if is_head or reply.status < 400:
-        return None if is_head else _broken_success(reply)
-    return _broken_refusal(reply, is_inference=is_inference)
+        return None if is_head else _violation_of_success(reply)
+    return _violation_of_refusal(reply, is_inference=is_inference)
 
 
-def _broken_refusal(reply: Reply, *, is_inference: bool) -> str | None:
+def _violation_of_refusal(reply: Reply, *, is_inference: bool) -> str | None:
     if reply.status not in CODES:
         return f"status {reply.status}"
     if len(reply.body) > MAX_REFUSAL_BYTES:
@@ -63,11 +63,11 @@ def _broken_refusal(reply: Reply, *, is_inference: bool) -> str | None:
     except ValueError:
         # What the parser of the transport refuses has no route, hence no form yet; it is short and plain.
         return None if _is_transport(reply) else f"{reply.status} is not JSON"
-    return _broken_inference(reply, told) if is_inference else _broken_problem(reply, told)
+    return _violation_of_inference(reply, told) if is_inference else _violation_of_problem(reply, told)
 
 
 def strict_json(text: bytes) -> object:
-    """What it says; raises ValueError also for NaN and Infinity."""
+    """Return what the text says; raise ValueError also for NaN and Infinity."""
 
     def refuse(word: str) -> None:
         raise ValueError(word)
@@ -81,7 +81,7 @@ def _is_transport(reply: Reply) -> bool:
     )
 
 
-def _broken_success(reply: Reply) -> str | None:
+def _violation_of_success(reply: Reply) -> str | None:
     kind = reply.headers.get("content-type", "")
     if reply.status not in (200, 204):
         return f"status {reply.status}"
@@ -100,7 +100,7 @@ def _broken_success(reply: Reply) -> str | None:
     return None
 
 
-def _broken_problem(reply: Reply, told: object) -> str | None:
+def _violation_of_problem(reply: Reply, told: object) -> str | None:
     if not isinstance(told, dict) or set(told) != _FIELDS:
         return f"{reply.status} has other fields: {str(told)[:80]}"
     if reply.headers.get("content-type") != "application/problem+json" or told["status"] != reply.status:
@@ -114,7 +114,7 @@ def _broken_problem(reply: Reply, told: object) -> str | None:
     return "405 without Allow" if reply.status == 405 and "allow" not in reply.headers else None
 
 
-def _broken_inference(reply: Reply, told: object) -> str | None:
+def _violation_of_inference(reply: Reply, told: object) -> str | None:
     if not isinstance(told, dict) or set(told) != {"error"} or not isinstance(told["error"], str):
         return f"{reply.status} is no error of the Open Inference Protocol: {str(told)[:80]}"
     code = _INFERENCE_CODE.search(told["error"])

@@ -1,12 +1,12 @@
-"""The oracle of the torture sees what it is there to see, and nothing else."""
+"""The rules for answers, the counts at rest and the page of results report what violates them, and nothing else."""
 
 import json
 
 import pytest
 
 from tests.torture import at_rest, report
-from tests.torture.law import MARK, broken
-from tests.torture.line import Reply
+from tests.torture.answer_rules import MARK, violation
+from tests.torture.raw_connection import Reply
 
 PROBLEM = {
     "type": "urn:x",
@@ -33,7 +33,7 @@ def problem(status=400, headers=HEADERS, **changes) -> Reply:
     ],
 )
 def test_an_answer_within_the_contract_passes(reply):
-    assert broken(reply) is None
+    assert violation(reply) is None
 
 
 @pytest.mark.parametrize(
@@ -54,13 +54,13 @@ def test_an_answer_within_the_contract_passes(reply):
     ],
 )
 def test_an_answer_outside_the_contract_is_reported(reply):
-    assert broken(reply) is not None
+    assert violation(reply) is not None
 
 
 def test_an_error_of_the_open_inference_protocol_has_a_form_of_its_own():
     answer = Reply(400, {"content-type": "application/json"}, b'{"error":"expected a number (bad_dtype)"}')
-    assert broken(answer, is_inference=True) is None
-    assert broken(answer) is not None
+    assert violation(answer, is_inference=True) is None
+    assert violation(answer) is not None
 
 
 def test_unbalanced_counts_are_reported():
@@ -89,3 +89,4 @@ def test_a_page_keeps_the_rows_of_skipped_figures(tmp_path):
     rows = [line for line in text.splitlines() if line[2:3].isdigit()]
     assert [row.split("|")[2].strip() for row in rows] == ["old", "new", "last"]
     assert "| **NO** | now |" in rows[1]
+    assert "Each row has the date of its own run." in text
