@@ -1,4 +1,4 @@
-"""What the tests of the engine room share: layers with random tensors, bitwise comparison, thread counts."""
+"""Attention fixtures: layers with random tensors, bitwise comparison and thread counts, shared by the tests of attention."""
 
 from __future__ import annotations
 
@@ -126,15 +126,15 @@ def as_arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
     return {name: tensor.double().numpy() for name, tensor in tensors.items()}
 
 
-def reference_inputs(call: Call) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Query, key and value of a call after its defaults, for the NumPy reference."""
+def oracle_inputs(call: Call) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Query, key and value of a call after its defaults, for the oracle."""
     query = call.query.double().numpy()
     key = query if call.key is None else call.key.double().numpy()
     return query, key, key if call.value is None else call.value.double().numpy()
 
 
 def engine_mask(given: Sequence[oracle.Mask], sizes: Sizes) -> CombinedMask | None:
-    """The engine's masks for the reference's; None without any."""
+    """The engine's masks for the oracle's masks; None without any."""
     return CombinedMask(sizes, tuple(_engine_mask(mask, sizes) for mask in given)) if given else None
 
 

@@ -1,4 +1,4 @@
-"""Hypothesis strategies of the engine room: widths, lengths, masks, weights wanted, calls.
+"""Hypothesis strategies for attention: widths, lengths, masks, weights wanted, calls.
 
 They draw the structure and a seed; the numbers come from the seed, so examples shrink to small shapes and not to zeros.
 """

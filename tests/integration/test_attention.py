@@ -1,4 +1,4 @@
-"""POST /v1/attention: the float64 reference over HTTP, every form of a request, refusals that queue nothing."""
+"""POST /v1/attention: the float64 oracle over HTTP, every form of a request, refusals that queue nothing."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""Layer: agreement with the NumPy reference, dtypes, defaults, masked rows, and independence of the calls of a batch."""
+"""Layer: agreement with the float64 oracle, dtypes, defaults, masked rows, and independence of the calls of a batch."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tests.attention_fixtures import (
     make_layer,
     make_spec,
     make_tensors,
+    oracle_inputs,
     randn,
-    reference_inputs,
     same_answers,
     same_bits,
     torch_threads,
@@ -47,7 +47,7 @@ def test_a_layer_matches_the_reference(dtype):
         drawn = data.draw(calls(spec, dtype=query_dtype, rows=short_lengths, max_masks=3))
         call = drawn.call._replace(weights=WeightsWanted("heads", dtype=query_dtype))
         tensors = {name: tensor.to(dtype) for name, tensor in make_tensors(spec, seed).items()}
-        expected, weights = oracle.multi_head_attention(spec, as_arrays(tensors), reference_inputs(call), drawn.masks)
+        expected, weights = oracle.multi_head_attention(spec, as_arrays(tensors), oracle_inputs(call), drawn.masks)
         answer = make_layer(spec, dtype, seed).forward([call])[0]
         assert_near(answer.output, expected, TOLERANCE[dtype])
         assert_near(full_weights(answer), weights, TOLERANCE[dtype])
@@ -62,7 +62,7 @@ def test_every_form_of_weights_matches_the_reference(data, spec, seed):
     wanted = dataclasses.replace(drawn.call.weights, dtype=torch.float64)
     answer = make_layer(spec, torch.float64, seed).forward([drawn.call._replace(weights=wanted)])[0]
     tensors = as_arrays(make_tensors(spec, seed))
-    _, full = oracle.multi_head_attention(spec, tensors, reference_inputs(drawn.call), drawn.masks)
+    _, full = oracle.multi_head_attention(spec, tensors, oracle_inputs(drawn.call), drawn.masks)
     part = oracle.selected(full, wanted.heads, wanted.queries)
     if wanted.form == "top_k":
         assert isinstance(answer.weights, TopK)
@@ -221,7 +221,7 @@ def test_the_smallest_shapes_work(dtype, width, queries, keys):
     mask = CombinedMask(Sizes(1, 1, queries, keys), (lengths(torch.tensor([[keys]])),))
     call = Call(query, key, mask=mask, weights=WeightsWanted("top_k", k=1))
     tensors = {name: tensor.to(dtype) for name, tensor in make_tensors(spec).items()}
-    expected, _ = oracle.multi_head_attention(spec, as_arrays(tensors), reference_inputs(call))
+    expected, _ = oracle.multi_head_attention(spec, as_arrays(tensors), oracle_inputs(call))
     assert_near(make_layer(spec, dtype).forward([call])[0].output, expected, TOLERANCE[dtype])
 
 
@@ -244,7 +244,7 @@ def test_a_mask_of_every_kind_fits_a_layer_with_appended_columns(dtype):
     tensors = {name: tensor.to(dtype) for name, tensor in make_tensors(spec).items()}
     for kind in kinds:
         call = Call(query, key, mask=engine_mask([kind], sizes), weights=WeightsWanted("heads", dtype=wide))
-        expected, weights = oracle.multi_head_attention(spec, as_arrays(tensors), reference_inputs(call), [kind])
+        expected, weights = oracle.multi_head_attention(spec, as_arrays(tensors), oracle_inputs(call), [kind])
         answer = make_layer(spec, dtype).forward([call])[0]
         assert_near(answer.output, expected, TOLERANCE[dtype])
         assert_near(full_weights(answer), weights, TOLERANCE[dtype])

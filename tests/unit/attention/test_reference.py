@@ -1,4 +1,4 @@
-"""The service's reference and that of the tests, written independently, agree for every kind of layer and without one."""
+"""The service's reference and the oracle of the tests, written independently, agree on every kind of layer and without one."""
 
 from __future__ import annotations
 

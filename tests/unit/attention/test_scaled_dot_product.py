@@ -1,4 +1,4 @@
-"""Attention without a layer: against the float64 reference, alone and in a batch, with and without extra results."""
+"""Attention without a layer: compared with the float64 oracle, alone and in a batch, with and without extra results."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def in_heads(tensor: torch.Tensor, request: dict, name: str) -> np.ndarray:
 
 
 def masks_of(tensors: dict[str, torch.Tensor], request: dict, offset: int) -> list[oracle.Mask]:
-    """The request's masks in the words of the tests' own reference; `offset` is S - L."""
+    """The request's masks as the oracle's masks; `offset` is S - L."""
     found: list[oracle.Mask] = []
     for place, mask in enumerate(request["masks"]):
         values = tensors[f"masks.{place}.values"].numpy() if f"masks.{place}.values" in tensors else np.empty(0)
@@ -77,7 +77,7 @@ def masks_of(tensors: dict[str, torch.Tensor], request: dict, offset: int) -> li
 
 
 def computed(path, *, blocks: bool = True) -> tuple[oracle.DotProduct, np.ndarray, np.ndarray, dict]:
-    """The answer of the tests' own reference, the file's output and lse, and its metadata; without `blocks` no mask counts."""
+    """The oracle's answer, the file's output and lse, and its metadata; without `blocks` no mask counts."""
     tensors, about = read(path)
     request = about["request"]
     query, key, value = (in_heads(tensors[name], request, name) for name in ("query", "key", "value"))

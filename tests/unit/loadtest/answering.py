@@ -1,4 +1,4 @@
-"""A layer as `GET /v1/layers` describes it, and a service that answers from the float64 reference of the tests."""
+"""A layer as `GET /v1/layers` describes it, and a service that answers from the float64 oracle."""
 
 import base64
 from typing import Any
@@ -32,7 +32,7 @@ def listed(*, limits=None, **changes) -> dict:
 
 
 def answered(layer: LayerSpec, parameters, request) -> dict[str, np.ndarray]:
-    """The tensors of the service's answer, computed by the reference of the tests."""
+    """The tensors of the service's answer, computed by the oracle."""
     query = request.tensors["query"]
     key = request.tensors.get("key", query)
     masks = [oracle.Causal(0)] if request.is_causal else []
