@@ -201,7 +201,7 @@ def _appended(spec: LayerSpec, tensors: Mapping[str, np.ndarray], x: np.ndarray,
 
 
 def selected(weights: np.ndarray, heads: Sequence[int] | None, queries: Sequence[int] | None) -> np.ndarray:
-    """Some heads and query rows of weights [B, N, L, S], in the asked order."""
+    """Some heads and query rows of weights [B, N, L, S], in the requested order."""
     if heads is not None:
         weights = weights[:, list(heads)]
     return weights if queries is None else weights[:, :, list(queries)]

@@ -19,7 +19,7 @@ def one_thread():
 
 @pytest.fixture(scope="module")
 def attention(tmp_path_factory):
-    """Asks POST /v1/attention of one service, which all tests of a module share."""
+    """A client of POST /v1/attention on one service, which all tests of a module share."""
     configure_logs("info", io.StringIO())
     with attention_route(tmp_path_factory.mktemp("attention")) as route:
         yield route

@@ -330,7 +330,7 @@ def test_the_reserved_name_cannot_be_stored():
         small_layer("sdpa")
 
 
-def test_the_client_asks_with_every_option_and_gives_the_same_bits(served):
+def test_the_client_sends_every_option_and_returns_the_same_bits(served):
     async def story(service):
         tensors = {**inputs("bhld"), "past_key": randn(2, 2, 7, 8), "past_value": randn(2, 2, 7, 6), "sinks": randn(4)}
         options: dict[str, Any] = {"scale": 0.7, "softcap": 1.5, "lse": True, "present": True}

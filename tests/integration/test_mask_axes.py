@@ -213,7 +213,7 @@ BATCH = (
         (True, mask_field(ones(2, 5), ""), "axes", "must be one of"),
     ],
 )
-def test_a_shape_that_does_not_fit_is_told_which_shapes_do(served, is_batch, bad, param, words):
+def test_the_refusal_of_a_shape_that_does_not_fit_names_shapes_that_do(served, is_batch, bad, param, words):
     query, key = inputs((2, 4, 5), is_batch=is_batch)
 
     async def story(service):
@@ -274,7 +274,7 @@ def test_a_bare_array_needs_its_kind_at_every_size(served, rows, of):
 
 @pytest.mark.parametrize("kind", ["attend", "ignore"])
 @pytest.mark.parametrize("values", [[0.0, -1e9, 0, 0], ["-inf", 0, 0, 0], as_list(np.zeros(4, np.float32))], ids=str)
-def test_a_float_mask_that_is_no_bias_is_told_of_the_bias(served, kind, values):
+def test_the_refusal_of_a_float_mask_that_is_no_bias_names_the_bias(served, kind, values):
     async def story(service):
         refused = await service.attend({"query": CUBE.tolist(), "masks": [{"kind": kind, "values": values}]})
         assert refused.status_code == 422

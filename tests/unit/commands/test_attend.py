@@ -38,7 +38,7 @@ def options(directory) -> list[object]:
     return [part for name in ("query", "key", "value") for part in (f"--{name}", directory / f"{name}.npy")]
 
 
-def test_attention_writes_the_output_and_everything_that_was_asked_for(files):
+def test_attention_writes_the_output_and_every_requested_tensor(files):
     out = files / "out.npz"
     asked = (
         "--scale",

@@ -198,7 +198,7 @@ def test_a_template_keeps_no_reference_to_a_body():
         with pytest.raises(BufferError):
             body.append(0)
         del request
-        body.append(0)  # nobody looks at its memory any more
+        body.append(0)  # nothing refers to its memory any more
 
 
 def test_the_number_of_templates_is_bounded():

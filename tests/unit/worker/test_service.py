@@ -269,7 +269,7 @@ def test_an_internal_fault_of_a_task_has_the_process_replaced(tmp_path, monkeypa
 
 
 class RecordingHeap(Heap):
-    """Trims nothing; `called(growth)` waits until it was asked to with this growth."""
+    """Trims nothing; `called(growth)` waits until it was called with this growth."""
 
     def __init__(self) -> None:
         super().__init__()
