@@ -119,9 +119,9 @@ def test_key_and_value_of_other_widths_and_weights_of_every_form(client):
 
 
 def test_the_client_raises_the_errors_of_the_service(client):
-    with pytest.raises(errors.LayerNotFound) as told:
+    with pytest.raises(errors.LayerNotFound) as raised:
         client.attend("absent", X, request_id="mine-1")
-    assert (told.value.status, told.value.request_id) == (404, "mine-1")
+    assert (raised.value.status, raised.value.request_id) == (404, "mine-1")
     with pytest.raises(errors.NonFinite):
         client.attend("small", X * np.inf)
     with pytest.raises(errors.MaskedRow):

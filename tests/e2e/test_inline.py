@@ -134,7 +134,7 @@ def serve(tmp_path):
         service.end()
 
 
-def told(replies: Sequence[Reply | None]) -> list[object]:
+def outcomes(replies: Sequence[Reply | None]) -> list[object]:
     """Status, or status and code, of each."""
     return [
         CUT_OFF if reply is None else 200 if reply.status == 200 else (reply.status, reply.json()["code"])
@@ -143,7 +143,7 @@ def told(replies: Sequence[Reply | None]) -> list[object]:
 
 
 def assert_mates_have_their_bits(service: Inline, alone: dict[float, bytes], mates: list[Reply | None]) -> None:
-    assert told(mates) == [200] * len(MATES)
+    assert outcomes(mates) == [200] * len(MATES)
     assert {mark: bits(reply) for mark, reply in zip(MATES, mates, strict=True) if reply is not None} == alone
     assert not service.find(event="worker_died")
 
@@ -157,7 +157,7 @@ def test_an_exception_in_an_inline_batch_harms_neither_other_requests_nor_the_lo
         service.trust()
         culprit, *mates = service.together(mark, *MATES)
         assert service.first(mark).is_inline
-        assert told([culprit]) == [(500, "engine_failed")]
+        assert outcomes([culprit]) == [(500, "engine_failed")]
         assert b"secret" not in culprit.body
         assert_mates_have_their_bits(service, alone, mates)
     if workers == 1:
@@ -173,14 +173,14 @@ def test_an_inline_batch_that_runs_out_of_memory_is_split_and_all_requests_are_a
     service.trust()
     tight, *mates = service.together(TIGHT, *MATES)
     assert service.first(TIGHT).is_inline
-    assert told([tight]) == [200]
+    assert outcomes([tight]) == [200]
     assert_mates_have_their_bits(service, alone, mates)
     if workers == 1:
         assert service.find(event="batch_split")
     service.trust()
     culprit, *mates = service.together(TOO_LARGE, *MATES)
     assert service.first(TOO_LARGE).is_inline
-    assert told([culprit]) == [(413, "cost_limit")]
+    assert outcomes([culprit]) == [(413, "cost_limit")]
     assert_mates_have_their_bits(service, alone, mates)
 
 
@@ -193,7 +193,7 @@ def test_a_device_failure_in_an_inline_batch_fails_all_waiting_requests_and_its_
     replies = service.together(DEVICE, *MATES)
     assert service.first(DEVICE).is_inline
     assert len(service.first(DEVICE).marks) == len(replies)
-    assert told(replies) == [(503, "engine_down")] * len(replies)
+    assert outcomes(replies) == [(503, "engine_down")] * len(replies)
     assert all(int(reply.headers["retry-after"]) >= 1 for reply in replies if reply is not None)
     assert service.line(event="worker_died", pid=before)["exit_code"] == EXIT_ENGINE_DOWN
     service.wait_ready()
@@ -205,7 +205,7 @@ def test_a_device_failure_in_an_inline_batch_fails_all_waiting_requests_and_its_
 def test_a_pass_that_blocked_the_loop_sends_its_lane_to_the_thread_for_a_while(serve, mark):
     service = serve(workers=1, **IN_COMPANY)
     service.trust()
-    assert set(told(service.together(mark, *MATES))) == {200}
+    assert set(outcomes(service.together(mark, *MATES))) == {200}
     assert service.first(mark).is_inline
     num_before = len(service.passes())
     with concurrent.futures.ThreadPoolExecutor() as pool:
@@ -213,7 +213,7 @@ def test_a_pass_that_blocked_the_loop_sends_its_lane_to_the_thread_for_a_while(s
         service.until(lambda: len(service.passes()) > num_before)
         assert httpx2.get(f"{service.url}/healthz").status_code == 200
         assert not again.done(), "the loop did not wait for this one"
-        assert told(again.result()) == [200]
+        assert outcomes(again.result()) == [200]
     for _ in range(WINDOW - 1):
         service.together(*MATES)
     assert [found.thread for found in service.passes()[num_before:][:WINDOW]] == ["compute_0"] * WINDOW
@@ -269,7 +269,7 @@ def test_a_signal_during_an_endless_inline_pass_ends_the_service_within_the_grac
         assert service.first(STUCK).is_inline
         service.process.send_signal(signal.SIGTERM)
         service.process.wait(30)
-        assert told(asked.result()) == [CUT_OFF]
+        assert outcomes(asked.result()) == [CUT_OFF]
     assert service.find(event="workers_killed")
 
 
@@ -332,7 +332,7 @@ def test_disconnects_during_an_inline_pass_harm_no_other_request(serve):
         for number, connection in enumerate(connections[4:]):
             leave(connection, is_rude=number % 2 == 0)
         replies = [await connection.read(30) for connection in connections[:4]]
-        assert told(replies) == [200] * 4
+        assert outcomes(replies) == [200] * 4
         assert [bits(reply) for reply in replies[1:]] == [alone[mark] for mark in MATES[:3]]
         for connection in connections:
             connection.close()
@@ -342,7 +342,7 @@ def test_disconnects_during_an_inline_pass_harm_no_other_request(serve):
     assert service.first(SLOW).is_inline
     assert service.first(SLOW).marks.count(LEAVER) == 4
     service.until(lambda: not at_rest.unbalanced(service.samples()), 10)
-    assert set(told(service.together(*MATES))) == {200}
+    assert set(outcomes(service.together(*MATES))) == {200}
 
 
 def leave(connection: RawConnection, *, is_rude: bool) -> None:
@@ -382,7 +382,7 @@ def test_disconnects_at_any_moment_of_an_inline_batch_harm_no_other_request(serv
     assert set(stayers.statuses) == {200}
     assert stayers.replies == {mark: {alone[mark]} for mark in MATES}
     service.until(lambda: not at_rest.unbalanced(service.samples()), 10)
-    assert set(told(service.together(*MATES))) == {200}
+    assert set(outcomes(service.together(*MATES))) == {200}
     assert not service.find(event="worker_died")
 
 

@@ -41,13 +41,13 @@ def test_exactly_the_capacity_of_the_queue_is_admitted_and_the_rest_gets_retry_a
     served(story, queue_capacity=5, probe_s=3600)
 
 
-@pytest.mark.parametrize("asked", ["20", "20".zfill(5000)], ids=["plain", "zeros"])
-def test_a_request_whose_deadline_passes_in_the_queue_is_never_executed(served, asked):
+@pytest.mark.parametrize("timeout_ms", ["20", "20".zfill(5000)], ids=["plain", "zeros"])
+def test_a_request_whose_deadline_passes_in_the_queue_is_never_executed(served, timeout_ms):
     """Q4."""
 
     async def story(service):
         running = await blocked(service)
-        late = await service.attend({"query": X * 3}, headers={"x-request-timeout-ms": asked})
+        late = await service.attend({"query": X * 3}, headers={"x-request-timeout-ms": timeout_ms})
         assert (late.status_code, late.json()["code"]) == (504, "deadline_exceeded")
         service.engine.gate.set()
         await running

@@ -22,7 +22,7 @@ from tests.doubles import turns
 from tests.unit.batching.room import Room, cost_of, error_of, stage_of
 
 CAPACITY, MAX_BYTES, MAX_REQUESTS, MAX_COMPUTE_S = 6, 100, 3, 1e6
-TOLD = (asyncio.CancelledError, CostLimit, DeadlineExceeded, Draining, EngineDown, EngineFailed)
+FAILED = (asyncio.CancelledError, CostLimit, DeadlineExceeded, Draining, EngineDown, EngineFailed)
 REFUSED = (QueueFull, Draining, EngineDown, DeadlineExceeded)
 
 
@@ -199,17 +199,17 @@ class WaitingRoom(RuleBasedStateMachine):
     @invariant()
     def every_admitted_job_is_settled_exactly_once_and_its_client_has_the_result(self) -> None:
         assert all(job.num_endings == job.is_settled for job in self.admitted)
-        told = {job.payload for job in self.admitted if job.is_settled}
+        settled = {job.payload for job in self.admitted if job.is_settled}
         admitted = {job.payload for job in self.admitted}
         for payload, client in enumerate(self.clients):
             if payload not in admitted:
                 assert isinstance(error_of(client), REFUSED)
             else:
-                assert client.done() == (payload in told)
+                assert client.done() == (payload in settled)
             if client.done() and error_of(client) is None:
                 assert client.result().result == ("answer", payload), "the answer to its own payload"
-            elif payload in told:
-                assert isinstance(error_of(client), TOLD)
+            elif payload in settled:
+                assert isinstance(error_of(client), FAILED)
 
     @invariant()
     def queued_and_running_and_settled_are_all_that_was_admitted(self) -> None:

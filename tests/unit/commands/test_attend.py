@@ -167,9 +167,9 @@ def test_an_npy_file_holds_the_output_alone_and_json_has_minus_infinity_as_a_str
 @pytest.mark.usefixtures("sized")
 @pytest.mark.parametrize("sized", SIZES, indirect=True)
 def test_a_mistake_in_an_option_is_one_sentence(arguments, words):
-    with pytest.raises(ServiceError, match=words) as told:
+    with pytest.raises(ServiceError, match=words) as raised:
         answer(*arguments)
-    assert "\n" not in told.value.message
+    assert "\n" not in raised.value.message
 
 
 @pytest.mark.parametrize(
