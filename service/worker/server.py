@@ -198,6 +198,7 @@ class Server(uvicorn.Server):
         for connection in list(self._connections):
             connection.transport.abort()
         await self._all_closed(CUT_S)
+        self._service.settle()  # what still runs, such as the probe of a layer, has no caller
         await self.lifespan.shutdown()
 
     def _settle(self) -> None:

@@ -104,6 +104,28 @@ def test_the_shutdown_takes_at_most_the_grace_and_the_time_of_the_supervisor(gra
     assert FORCE_S == 2, "the documents promise it"
 
 
+def test_work_without_a_caller_does_not_delay_the_end():
+    """The probe of a layer may hang; it is no connection's request."""
+    calls: list[str] = []
+
+    async def lifespan_shutdown() -> None:
+        calls.append("lifespan")
+
+    async def story(server: Server) -> None:
+        lifespan: Any = SimpleNamespace(shutdown=lifespan_shutdown)
+        listener: Any = SimpleNamespace(close=list)
+        service: Any = server._service
+        server.lifespan, server._listener = lifespan, listener
+        service.settle = lambda: calls.append("settle")
+        await server.shutdown()
+
+    with socket.socket() as bound, asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        server = server_of(bound, grace_s=30)
+        server.config.ssl = None
+        runner.run(story(server))
+    assert calls == ["settle", "lifespan"]
+
+
 @pytest.mark.parametrize("begin", ["leave", "supervisor_ended"])
 def test_the_first_signal_does_not_force_the_end_of_a_drain_that_began_without_one(begin, monkeypatch):
     """systemd sends SIGTERM to the workers just after their supervisor died."""
