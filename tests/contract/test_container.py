@@ -1,6 +1,6 @@
-"""The Dockerfiles, by a real parser and a linter, and what they install: what docs/container.md promises of them.
+"""The Dockerfiles keep what docs/container.md promises, by a real parser and a linter.
 
-R1: whoever runs the image as it is runs it without root; L12: and the engine's signal reaches the service itself.
+R1: the image runs without root by default. L12: the engine's signal reaches the service itself.
 """
 
 import json

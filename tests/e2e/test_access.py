@@ -142,7 +142,7 @@ def test_A9_a_removed_key_is_refused_in_every_process_within_5_s(serve, tmp_path
     service.wait_ready()
 
     def ask(key: str) -> int:
-        """Over a connection of its own, which the kernel gives to either process."""
+        """Send a request over a connection of its own, which the kernel gives to either process."""
         return httpx2.get(f"{service.url}/v1/layers", headers={"x-api-key": key}).status_code
 
     assert {ask(key) for key in ("old", "new") * 10} == {200}
@@ -174,7 +174,7 @@ def test_A12_R12_the_start_logs_what_is_open_and_no_secret(serve, tmp_path):
         assert secret not in told
 
 
-def test_a_request_line_says_who_asked_which_worker_answered_and_why_it_refused(serve, tmp_path):
+def test_a_request_line_names_the_key_the_worker_and_the_reason_of_a_refusal(serve, tmp_path):
     keys = tmp_path / "keys"
     keys.write_text(lines("good").replace("\n", "  # team a\n") + lines("nameless"))
     service = serve(workers=2, api_keys_file=keys)

@@ -30,7 +30,7 @@ from tests.torture.raw_connection import Cut, RawConnection, Reply, Silence, att
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 MATES = [0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75]
 BOTH = pytest.mark.parametrize("workers", [1, 2], ids=["one worker", "two workers"])
-# So that eight who ask at once share a batch; a full batch does not wait.
+# Eight requests sent at once share a batch, and a full batch does not wait.
 IN_COMPANY = dict(max_wait_ms=100, max_batch_requests=len(MATES) + 1)
 LEAVER = 3.0
 CUT_OFF = "cut off"
@@ -51,7 +51,7 @@ def wire(mark: float) -> bytes:
 
 
 def bits(reply: Reply) -> bytes:
-    """What an answer says, without what is true of this one answer only."""
+    """The answer without the fields that differ from request to request."""
     return reply.body.partition(b',"batch":')[0]
 
 
@@ -74,7 +74,7 @@ async def _together(port: int, marks: list[float]) -> list[Reply | None]:
 
 
 class Inline(Faulty):
-    """A service that says which thread began each pass."""
+    """A service that records which thread began each pass."""
 
     def __init__(self, directory, environment=None, **settings) -> None:
         self.file = directory.parent / "passes.txt"
@@ -86,7 +86,7 @@ class Inline(Faulty):
         return int(self.line(event="serving", host="127.0.0.1")["port"])
 
     def passes(self) -> list[Pass]:
-        """Those of requests, in order; a probe's mark is 0."""
+        """The passes of requests, in order; a probe's mark is 0."""
         words = [line.split() for line in self.file.read_text(encoding="ascii").splitlines()]
         passes = [Pass(int(pid), thread, [float(mark) for mark in marks]) for pid, thread, *marks in words]
         return [found for found in passes if found.marks != [0.0]]
@@ -96,7 +96,7 @@ class Inline(Faulty):
         return next(found for found in self.passes() if mark in found.marks)
 
     def together(self, *marks: float) -> list[Reply | None]:
-        """The answers to requests sent at once, each over a connection of its own; None: cut off."""
+        """The answers to requests sent at once, each over a connection of its own; None: the connection was cut."""
         return asyncio.run(_together(self.port, list(marks)))
 
     def trust(self) -> None:
@@ -110,7 +110,7 @@ class Inline(Faulty):
         self.until(is_trusted, 60)
 
     def alone(self) -> dict[float, bytes]:
-        """The bits that each of the mates gets when nobody else asks."""
+        """The bits of the answer to each of the mates, sent alone."""
         (replies,) = zip(*(self.together(mark) for mark in MATES), strict=True)
         return {mark: bits(reply) for mark, reply in zip(MATES, replies, strict=True) if reply is not None}
 

@@ -1,4 +1,4 @@
-"""The supervisor, the server and real processes: starting, replacing, draining, and every way to be told to stop."""
+"""The supervisor, the server and real processes: start, replacement, drain, and every way to stop them."""
 
 import contextlib
 import http.client

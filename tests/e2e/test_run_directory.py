@@ -233,7 +233,7 @@ def test_a_worker_that_dies_before_a_loss_is_noticed_is_replaced_with_the_layers
         service.replace_one()
         with Traffic(service.port) as traffic:
             eventually(lambda: service.why_not_ready() is None, "the service is ready again", REPLACED_S)
-        assert traffic.failures == [], "nobody is sent to a process that still loads"
+        assert traffic.failures == [], "no request goes to a process that still loads"
         assert len(before & set(service.workers)) == 1
         assert service.layers() == layers
 

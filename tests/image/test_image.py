@@ -1,4 +1,4 @@
-"""The image as it is shipped: built, started by a real engine as it is to be run, asked, stopped. `make image-test` runs this.
+"""The image as it is shipped: a real engine starts it, it serves requests, and it stops. `make image-test` runs this.
 
 R1: another user than root, a read-only root, no capability, no way to get one, the engine's default seccomp filter.
 """
@@ -46,7 +46,7 @@ def start():
 
 @pytest.fixture(scope="module")
 def container(start):
-    """One that is asked by several tests, and ready."""
+    """A ready container that several tests share."""
     container = start()
     container.wait_healthy()
     return container
@@ -158,7 +158,7 @@ def test_it_runs_as_any_other_user(start):
 
 
 def test_by_default_it_listens_on_every_address_and_logs_that_no_key_is_required(start):
-    """In a network of its own, with nothing told: the port, the address and the layers are the image's."""
+    """In a network of its own, without options: the port, the address and the layers are the image's."""
     container = start("--network=none", port=8000)
     container.wait_healthy()
     listening = [line.split()[1] for line in Path(f"/proc/{container.pid}/net/tcp").read_text().splitlines()[1:]]

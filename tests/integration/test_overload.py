@@ -1,4 +1,4 @@
-"""Overload, deadlines, leaving callers, failing engines: who is refused, who is answered, and what is counted."""
+"""Overload, deadlines, disconnects, failing engines: which requests are refused or answered, and what is counted."""
 
 import asyncio
 import contextlib
@@ -317,7 +317,7 @@ def test_the_bytes_of_bodies_in_receipt_are_bounded_over_all_requests(served):
 
 
 def test_the_bytes_of_expected_answers_are_bounded_over_all_requests(served):
-    """Each asks for 3 KB; four of the largest would fill the house. A small one still finds room, and all is free after them."""
+    """Each answer has 3 KB; four of the largest would take all bytes. A small one still has room; afterwards all are free."""
     wants = {"query": X * 12, "weights": {"form": "heads"}}
 
     async def story(service):

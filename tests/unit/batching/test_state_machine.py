@@ -1,7 +1,7 @@
-"""Any order of submit, cancel, complete, preempt, fail, lack memory, stick, die, tick and drain keeps the laws of the batcher.
+"""Any order of submit, cancel, complete, preempt, fail, lack memory, stick, die, tick and drain keeps the invariants.
 
-Hypothesis writes the stories and shrinks the ones that break a law. After each rule the loop turns until nothing more
-happens, and the laws are looked at.
+Hypothesis draws sequences of rules and shrinks those that break an invariant. After each rule the loop runs until nothing more
+happens, and the invariants are checked.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ REFUSED = (QueueFull, Draining, EngineDown, DeadlineExceeded)
 
 
 class CountedJob(Job[Any, Any]):
-    """A job that counts its endings and tells where it was admitted."""
+    """A job that counts its endings and adds itself to `admitted`."""
 
     admitted: list[CountedJob]
 
@@ -77,7 +77,7 @@ class WaitingRoom(RuleBasedStateMachine):
         self.do(self.batcher.start)
 
     def do(self, action: Callable[[], object]) -> None:
-        """One event of the story, and what follows from it."""
+        """Do one action, and all that follows from it."""
 
         async def event() -> None:
             action()
@@ -98,7 +98,7 @@ class WaitingRoom(RuleBasedStateMachine):
     def waiting_clients(self) -> list[asyncio.Task[Any]]:
         return [client for client in self.clients if not client.done()]
 
-    # The story
+    # The rules
 
     @rule(
         lane=st.sampled_from("abc"),
@@ -194,10 +194,10 @@ class WaitingRoom(RuleBasedStateMachine):
 
         self.do(start)
 
-    # The laws
+    # The invariants
 
     @invariant()
-    def every_admitted_job_is_settled_exactly_once_and_its_client_told(self) -> None:
+    def every_admitted_job_is_settled_exactly_once_and_its_client_has_the_result(self) -> None:
         assert all(job.num_endings == job.is_settled for job in self.admitted)
         told = {job.payload for job in self.admitted if job.is_settled}
         admitted = {job.payload for job in self.admitted}
@@ -207,7 +207,7 @@ class WaitingRoom(RuleBasedStateMachine):
             else:
                 assert client.done() == (payload in told)
             if client.done() and error_of(client) is None:
-                assert client.result().result == ("answer", payload), "not somebody else's"
+                assert client.result().result == ("answer", payload), "the answer to its own payload"
             elif payload in told:
                 assert isinstance(error_of(client), TOLD)
 

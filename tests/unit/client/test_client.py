@@ -219,7 +219,7 @@ def test_a_malformed_answer_is_one_typed_error(face, answer):
     assert told.value.status == answer.status_code
     assert told.value.request_id
     assert told.value.__cause__ is None
-    assert len(service.seen) == 1, "a bad answer is not asked for again"
+    assert len(service.seen) == 1, "a request with a bad answer is not sent again"
 
 
 @pytest.mark.parametrize("cut", [0, 4, 8, 9, 60, -1])

@@ -49,7 +49,7 @@ def asked(
 
 @pytest.fixture
 def no_waits():
-    """Use stamina's testing mode: all attempts that a call asks for, without waits."""
+    """Use stamina's testing mode: all attempts of a call, without waits."""
     with stamina.set_testing(True, attempts=99, cap=True):
         yield
 
@@ -247,7 +247,7 @@ def test_an_answer_as_large_as_the_limit_is_accepted():
 @pytest.mark.usefixtures("no_waits")
 def test_an_endless_refusal_is_judged_by_its_status():
     body = Pieces(*[b"x" * 2**14] * 1000)
-    assert asked(Answering(httpx2.Response(503, stream=body))).status == 200, "503 is asked again"
+    assert asked(Answering(httpx2.Response(503, stream=body))).status == 200, "a request is sent again after 503"
     assert (body.num_taken, body.is_closed) == (5, True)
 
 

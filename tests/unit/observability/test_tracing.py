@@ -29,7 +29,7 @@ async def never(*_):
     raise AssertionError
 
 
-def serve(spans, note=lambda trace: None, error=None, headers=(), **rollout):
+def serve(spans, note=lambda trace: None, error=None, headers=(), **fields):
     """Serve a request that starts at 10 s and ends at 12 s by the monotonic clock, and at END_NS by the wall clock."""
     scope = {
         "type": "http",
@@ -37,7 +37,7 @@ def serve(spans, note=lambda trace: None, error=None, headers=(), **rollout):
         "path": "/v1/x",
         "headers": list(headers),
         "server": ("h", 80),
-        **rollout,
+        **fields,
     }
     start_record(scope, 10.0)
 

@@ -141,7 +141,7 @@ def test_a_relay_with_a_stalled_reader_does_not_delay_the_end(descriptors):
         relay = Relay(stream)
         fill(stream)
         relay.close()
-        assert relay._thread.is_alive(), "it waits, and nobody for it"
+        assert relay._thread.is_alive(), "it waits, and no thread waits for it"
         while relay._thread.is_alive():
             if select.select([reader], [], [], 0.01)[0]:  # the thread may have written its last byte already
                 reader.recv(2**16)
