@@ -6,7 +6,7 @@ Invariants: Three primitives express all kinds: allowed keys, values added to th
 equal meaning give the same tensor and the same bits. Keys are never sliced away, because a kernel over fewer keys rounds
 differently. Fully masked rows are found from the masks, not from scores. Time and memory for this follow the masks' own
 shapes: a mask that is the same for all rows or all keys is read once. A mask that differs by row and key is read in steps of
-a few rows, so that an event loop can run other tasks in between.
+a few rows, so temporaries stay small.
 """
 
 from __future__ import annotations
@@ -109,29 +109,23 @@ class CombinedMask:
         return CombinedMask(self.sizes._replace(sequences=1), tuple(_mask_of(mask, sequence) for mask in self.masks))
 
     def run(self, sequence: int) -> Run | None:
-        """Return the intersection of all runs of keys, low and high [L|1], or None if there is no run."""
-        runs = [mask for mask in self.masks if isinstance(mask, Run)]
+        """Return the intersection of all runs of one sequence, low and high [1, L|1], or None if there is no run."""
+        runs = [_mask_of(mask, sequence) for mask in self.masks if isinstance(mask, Run)]
         if not runs:
             return None
-        low = functools.reduce(torch.maximum, [_of_sequence(run.low, sequence) for run in runs])
-        high = functools.reduce(torch.minimum, [_of_sequence(run.high, sequence) for run in runs])
-        return Run(low, high)
+        lows, highs = zip(*runs, strict=True)
+        return Run(functools.reduce(torch.maximum, lows), functools.reduce(torch.minimum, highs))
 
     @property
     def table_shape(self) -> tuple[int, int, int]:
-        """Shape [N|1, L|1, S] of the table that `lowered` makes; an axis has full size if any mask has it so."""
+        """Shape [N|1, L|1, S] of the table of `lowered` without extra keys; an axis has full size if any mask has it so."""
         heads = max((mask.values.shape[1] for mask in self.masks if not isinstance(mask, Run)), default=1)
         rows = max((part.shape[-1 if isinstance(mask, Run) else -2] for mask in self.masks for part in mask), default=1)
         return heads, rows, self.sizes.keys
 
-    def allowed_values(self, sequence: int, *, with_biases: bool = True) -> list[torch.Tensor]:
-        """Return what each table of one sequence allows: bool [N|1, L|1, S|1], not expanded; a bias blocks where it is -inf."""
-        return [
-            values if isinstance(mask, Allowed) else values != -torch.inf
-            for mask in self.masks
-            if isinstance(mask, Allowed) or (isinstance(mask, Added) and with_biases)
-            for values in [_of_sequence(mask.values, sequence)]
-        ]
+    def tables(self, sequence: int) -> list[torch.Tensor]:
+        """Return the values of one sequence's masks, bool of Allowed and floats of Added: [N|1, L|1, S|1], not expanded."""
+        return [_of_sequence(mask.values, sequence) for mask in self.masks if not isinstance(mask, Run)]
 
     def lowered(self, sequence: int, dtype: torch.dtype, extra_keys: int = 0) -> torch.Tensor | None:
         """Return the kernels' mask: the sum of biases in `dtype`, -inf where a key is not allowed; None without masks.
@@ -145,18 +139,19 @@ class CombinedMask:
         table = torch.empty(heads, rows, keys + extra_keys, dtype=dtype)
         if extra_keys:
             table[..., keys:].zero_()
-        biases = [_of_sequence(mask.values, sequence) for mask in self.masks if isinstance(mask, Added)]
+        tables, run = self.tables(sequence), self.run(sequence)
+        biases = [values for values in tables if values.dtype != torch.bool]
         # If no sum can leave the dtype's range, no clamp is needed, and -inf stays -inf by itself.
         is_clamped = sum(map(_largest, biases)) > torch.finfo(dtype).max / 2
-        allowed, run = self.allowed_values(sequence, with_biases=is_clamped), self.run(sequence)
+        blocking = [values for values in tables if is_clamped or values.dtype == torch.bool]
         step = max(1, STEP_CELLS // (heads * keys))
         for start in range(0, rows, step):
             block = slice(start, start + step)
             part = table[:, block, :keys]
             _add(part, [_of_rows(values, block) for values in biases], is_clamped=is_clamped)
             in_run = [] if run is None else [_in_run(run, block, keys)]
-            for values in [*(_of_rows(values, block) for values in allowed), *in_run]:
-                torch.where(values, part, _BLOCKED[dtype], out=part)
+            for allowed in [*(_allowed(_of_rows(values, block)) for values in blocking), *in_run]:
+                torch.where(allowed, part, _BLOCKED[dtype], out=part)
             preemption_point()
         return table
 
@@ -164,9 +159,10 @@ class CombinedMask:
 def lowered_on(
     mask: CombinedMask | None, sequence: int, like: torch.Tensor, extra_keys: int = 0
 ) -> torch.Tensor | None:
-    """Return the kernels' mask of one sequence for the dtype and device of `like`, or None if it changes nothing.
+    """Return the kernels' mask of one sequence on the device of `like`, or None if it changes nothing.
 
-    So masks that change nothing give the bits of no mask. Columns that a layer appends are never masked.
+    On a CPU its dtype is float32, or float64 for a float64 `like`; on a GPU it is that of `like`. Masks that change nothing give
+    the bits of no mask. Columns that a layer appends are never masked.
     """
     if mask is None:
         return None
@@ -207,11 +203,16 @@ def _add(part: torch.Tensor, biases: Sequence[torch.Tensor], *, is_clamped: bool
 
 
 def _largest(bias_values: torch.Tensor) -> float:
-    """Return an upper bound of the magnitude of the finite biases."""
+    """Return an upper bound of the magnitude of the finite biases [N|1, L|1, S|1]."""
     if bias_values.dtype == torch.float16:
         return torch.finfo(torch.float16).max
-    low, high = bias_values.nan_to_num(neginf=0.0).aminmax()
-    return max(abs(float(low)), abs(float(high)))
+    heads, _, keys = bias_values.shape
+    largest = 0.0
+    for block in bias_values.split(max(1, STEP_CELLS // (heads * keys)), dim=1):
+        low, high = block.nan_to_num(neginf=0.0).aminmax()
+        largest = max(largest, -float(low), float(high))
+        preemption_point()
+    return largest
 
 
 def _mask_of(mask: Mask, sequence: int) -> Mask:
@@ -222,16 +223,26 @@ def _of_sequence(values: torch.Tensor, sequence: int) -> torch.Tensor:
     return values[0 if values.shape[0] == 1 else sequence]
 
 
+def _allowed(values: torch.Tensor) -> torch.Tensor:
+    """Return which keys the values of a table allow: a bias blocks where it is -inf."""
+    return values if values.dtype == torch.bool else values != -torch.inf
+
+
 def _of_rows(values: torch.Tensor, rows: slice) -> torch.Tensor:
     """Return the given query rows (the last axis but one), or the one row that broadcasts to all."""
     return values if values.shape[-2] == 1 else values[..., rows, :]
 
 
+def _run_of(run: Run, rows: slice) -> Run:
+    """Return the runs of the given query rows of one sequence: low and high [1, L|1]."""
+    return Run(*[bound if bound.shape[1] == 1 else bound[:, rows] for bound in run])
+
+
 def _in_run(run: Run, rows: slice, keys: int) -> torch.Tensor:
-    """Return which keys are in the runs of these query rows: bool [1, L|1, S]."""
-    low, high = (_of_rows(bound.unsqueeze(-1), rows) for bound in run)
+    """Return which keys are in the runs of these query rows of one sequence: bool [1, L|1, S]."""
+    low, high = _run_of(run, rows)
     places = torch.arange(keys)
-    return ((places >= low) & (places < high)).unsqueeze(0)
+    return (places >= low.unsqueeze(-1)) & (places < high.unsqueeze(-1))
 
 
 def masked_rows(mask: CombinedMask) -> Iterator[torch.Tensor]:
@@ -248,9 +259,9 @@ def masked_rows(mask: CombinedMask) -> Iterator[torch.Tensor]:
 def _masked_rows_of(mask: CombinedMask, sequence: int) -> Iterator[torch.Tensor]:
     """Yield the masked rows of one sequence; each mask is read in the shape that it has."""
     queries, keys = mask.sizes.queries, mask.sizes.keys
-    every, run = mask.allowed_values(sequence), mask.run(sequence)
-    row_allowed = _all_of(values for values in every if values.shape[-1] == 1)
-    columns = _all_of(values for values in every if values.shape[-1] > 1 and values.shape[-2] == 1)
+    every, run = mask.tables(sequence), mask.run(sequence)
+    row_allowed = _all_of(_allowed(values) for values in every if values.shape[-1] == 1)
+    columns = _all_of(_allowed(values) for values in every if values.shape[-1] > 1 and values.shape[-2] == 1)
     tables = [values for values in every if values.shape[-1] > 1 and values.shape[-2] > 1]
     # How many of the first j keys all rows allow, j = 0 … S: int32 [N|1, S + 1].
     counts = torch.arange(keys + 1, dtype=torch.int32).unsqueeze(0)
@@ -261,14 +272,15 @@ def _masked_rows_of(mask: CombinedMask, sequence: int) -> Iterator[torch.Tensor]
     for start in range(0, queries, step):
         rows = slice(start, min(start + step, queries))
         if tables:
-            parts = [_of_rows(table, rows) for table in tables] + ([] if run is None else [_in_run(run, rows, keys)])
+            in_run = [] if run is None else [_in_run(run, rows, keys)]
+            parts = [*(_allowed(_of_rows(table, rows)) for table in tables), *in_run]
             # As bytes, because `any` of booleans over an axis takes ten times as long.
             has_key = functools.reduce(operator.and_, parts).view(torch.uint8).amax(-1).bool()
         elif run is None:
             has_key = counts[:, -1:] > 0
         else:
-            low, high = (_of_rows(bound.unsqueeze(-1), rows)[:, 0] for bound in run)
-            has_key = counts[:, high] > counts[:, low]
+            low, high = _run_of(run, rows)
+            has_key = counts[:, high[0]] > counts[:, low[0]]
         if row_allowed is not None:
             has_key = has_key & _of_rows(row_allowed, rows)[..., 0]
         yield (~has_key).any(0).expand(rows.stop - rows.start)

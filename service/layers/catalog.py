@@ -61,7 +61,9 @@ class ServedAttention:
 
 
 Served = ServedLayer | ServedAttention
-# At most this many served names are compared with an unknown one: each comparison takes the event loop about 10 µs.
+NOT_SERVED = "no layer of that name is served; GET /v1/layers lists them"
+# At most this many served names are compared with an unknown one. A comparison takes the event loop 3 µs for names of 40 letters
+# that differ, 30 µs for similar ones, and at most about 80 µs (names of 64 letters).
 MAX_COMPARED = 100
 
 
@@ -98,4 +100,4 @@ class Catalog:
             raise LayerNotFound('"sdpa" is attention without a layer: POST /v1/attention')
         near = difflib.get_close_matches(name[:64], itertools.islice(self.layers, MAX_COMPARED), n=1)
         hint = f'; did you mean "{near[0]}"?' if near else ""
-        raise LayerNotFound(f"no layer of that name is served; GET /v1/layers lists them{hint}")
+        raise LayerNotFound(NOT_SERVED + hint)

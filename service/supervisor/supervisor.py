@@ -10,9 +10,9 @@ Invariants:
   pause of the whole service for an hour (a container) pauses the checks too. Before its first message a process is not checked.
 - A process that exits with EXIT_REFUSED from a slot that never served ends the service with that code and one line with its
   reason: it would fail again. In a slot that did serve it is a crash like any other, and the other workers go on serving.
-- SIGTERM and SIGINT let all processes drain, for at most drain delay + grace + 2 s, and then kill those that remain. A second one
-  kills them at once. The same signal within 0.2 s is ignored: `make` or a shell may have forwarded a copy. SIGHUP is ignored, in
-  the workers too, because there is nothing to read again.
+- SIGTERM and SIGINT let all processes drain, for at most drain delay + grace + FORCE_S, and then kill those that remain. A second
+  one kills them at once. The same signal within 0.2 s is ignored: `make` or a shell may have forwarded a copy. SIGHUP is ignored,
+  in the workers too, because there is nothing to read again.
 - The coordinator gets the reports and requests of the workers, and each worker gets its answers. No worker can block or end the
   supervisor: a malformed message is ignored, and nothing waits for a worker that does not read.
 - If the supervisor is killed, workers read end-of-file on their channel and drain.
@@ -42,7 +42,10 @@ EXIT_REFUSED = 3
 # The engine is stuck or its device has failed: the process has failed all its requests and exits, to be replaced.
 EXIT_ENGINE_DOWN = 4
 
-FORCE_S = 2.0
+# How long a worker may take after the grace to send its refusals, cut the connections, wait for its threads, and end its
+# interpreter. Then it is killed.
+ANSWER_S, CUT_S, CLOSE_S, EXIT_S = 0.8, 0.2, 0.5, 0.5
+FORCE_S = ANSWER_S + CUT_S + CLOSE_S + EXIT_S
 ECHO_S = 0.2
 # A worker that is stopped before it has installed its handlers dies of SIGTERM, and loses nothing.
 _ORDERLY_ENDS = (0, -signal.SIGTERM)

@@ -38,6 +38,9 @@ ECHOED = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,31}")
 _FEW_MEMBERS = 64
 # Flat lists up to this length stay lists: most are a shape or a selection of heads.
 _SHORT = 64
+# So do flat lists of integers that float64 would round, up to as many as a request may have sequences: they may be offsets.
+_MAX_EXACT = 2**16
+_ROUNDED_FROM = 2**53
 # Seconds per byte, and per mark of a number (in Python's slower parser), list, member and object; measured on two cores, 2026.
 _BYTE_S = 1.2e-9
 _MARKS_S = {",": 6e-8, "[": 4e-7, ":": 6e-7, "{": 4e-6}
@@ -61,7 +64,7 @@ class _Pairs(list[tuple[str, object]]):
 
 
 def parse(body: bytes | bytearray, *, max_depth: int, max_numbers: int = MAX_TEXT_NUMBERS) -> dict[str, Json]:
-    """Return the object in `body`; nested lists of numbers become NumberList, short flat ones stay lists.
+    """Return the object in `body`; nested lists of numbers become NumberList, short flat ones and large integers stay lists.
 
     Raises BadJson, JsonTooDeep, DuplicateKey for malformed JSON; then CostLimit for more than `max_numbers` numbers, NonFinite
     for a number beyond float64, InvalidInput for too many members and for a body that is not an object.
@@ -255,7 +258,7 @@ class _Reader:
         return [self.value(entry, depth + 1) for entry in entries]
 
     def _array(self, array: simdjson.Array, first: object, depth: int) -> Json:
-        """Fast path: read the numbers from simdjson into NumPy. Returns None if the list is short, irregular or not numbers."""
+        """Fast path: read the numbers from simdjson into NumPy. Returns None if it stays a list, is irregular or not numbers."""
         shape, num_lists = [len(array)], 1
         rows: list[Any] = [array]
         while isinstance(first, simdjson.Array):
@@ -278,7 +281,7 @@ class _Reader:
         return numbers
 
     def _nested(self, entries: simdjson.Array | list[object], depth: int) -> Json:
-        """Exact path, over Python lists: return a NumberList, or a short flat list unchanged; None if it holds objects."""
+        """Exact path, over Python lists: return a NumberList, or a flat list that stays one; None if it holds objects."""
         whole = cast("list[object]", entries.as_list() if isinstance(entries, simdjson.Array) else entries)
         level, num_lists, num_values = [whole], 0, 0
         while level:
@@ -296,7 +299,7 @@ class _Reader:
             level = inner
         self.num_lists += num_lists
         self._num_numbers += num_values
-        if num_lists == 1 and len(whole) <= _SHORT:
+        if num_lists == 1 and (len(whole) <= _SHORT or _are_rounded(whole)):
             for entry in whole:
                 if isinstance(entry, str):
                     self._count_characters(entry)
@@ -319,12 +322,22 @@ class _Reader:
             raise InvalidInput(f"the body has more than {MAX_CHARACTERS:,} characters in names and short strings")
 
 
+def _are_rounded(entries: list[object]) -> bool:
+    """Whether all entries are integers, and float64 would round one of them."""
+    if len(entries) > _MAX_EXACT or set(map(type, entries)) != {int}:
+        return False
+    numbers = cast("list[int]", entries)
+    return max(numbers) >= _ROUNDED_FROM or min(numbers) <= -_ROUNDED_FROM
+
+
 def _numbers_of(array: simdjson.Array, shape: tuple[int, ...], *, is_whole: bool) -> NumberList | None:
-    """Return the numbers of a regular array, None if it has others; `is_whole`: the first has neither fraction nor exponent."""
+    """Return the numbers of a regular array, None if it has others or stays a list; `is_whole`: the first is an integer."""
     for kind, dtype in _KINDS.items():
         if kind == "d" or is_whole:
             # Elements that are not numbers, or not all of this kind, raise.
             with contextlib.suppress(ValueError, TypeError, RuntimeError):
                 values = np.frombuffer(array.as_buffer(of_type=kind), dtype=dtype).astype(np.float64, copy=False)
+                if kind != "d" and shape[0] <= _MAX_EXACT and len(shape) == 1 and np.abs(values).max() >= _ROUNDED_FROM:
+                    return None
                 return NumberList(values, shape, kind != "d") if len(values) == math.prod(shape) else None
     return None

@@ -1,8 +1,9 @@
 """Mask kinds: the JSON form, the meaning and the decoding of every kind of mask.
 
-A new kind is one class and one entry of `MaskField` here, its meaning as tensors in `attention/masks.py`, and a constructor in
-the client. Invariants: Sizes never decide what an axis of values means. The rank decides where it has one reading; elsewhere
-`axes` is required, so that B = L = S is never ambiguous. An axis has its full size or 1. `lengths` never broadcast.
+A new kind is one class and one entry of `MaskField` here, its meaning as tensors in `attention/masks.py`, an example in
+`api/openapi/examples.py`, and a constructor in the client. Invariants: Sizes never decide what an axis of values means. The rank
+decides where it has one reading; elsewhere `axes` is required, so that B = L = S is never ambiguous. An axis has its full size
+or 1. `lengths` never broadcast.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ Offset = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "integer"}, _OFFSETS]
 Axes = Literal["s", "ls", "hls", "bs", "bls", "bhls"]
 _AXES_WORDS = (
     "b sequences, h heads, l query rows, s keys; default: by the rank, but required for 2 or 3 axes if query is a batch"
+)
+_VALUES_WORDS = (
+    "[S], [L, S], [H, L, S]; in a batch also [B, H, L, S] and, by axes, [B, S], [B, L, S]; any axis may be 1"
 )
 _ALIGN_WORDS = "offset 0, or S - L; default: offset, or the length of the past; where L = S it may be left out"
 _OFFSET_WORDS = "the key at which query row 0 stands, any whole number, or one for each sequence; default: by align"
@@ -71,7 +75,7 @@ class ValuedMask(MaskKind):
     """A kind with a tensor of values; `VALUES` is the kind of its numbers."""
 
     VALUES: ClassVar[TensorKind]
-    values: Tensor = Field(description="[S], [L, S], [H, L, S], with B in front if axes says so; any axis may be 1")
+    values: Tensor = Field(description=_VALUES_WORDS)
 
 
 class TableMask(ValuedMask):
@@ -175,7 +179,11 @@ class _Aligned(MaskKind):
     offset: Offset | None = Field(default=None, description=_OFFSET_WORDS)
 
     def position(self, place: MaskPlace) -> int | list[int]:
-        """Return the position of query row 0 among the keys; raises CausalAlignRequired if L is not S and nothing gives it."""
+        """Return the position of query row 0 among the keys.
+
+        Raises BadMask for align together with offset, and for a bad offset; CausalAlignRequired if L is not S and nothing gives
+        the position.
+        """
         sizes = place.sizes
         if self.align is not None and self.offset is not None:
             raise BadMask(f"{words_of(place.param)} may have align or offset, not both", param=f"{place.param}/offset")
@@ -198,8 +206,7 @@ def _offsets(value: object, place: MaskPlace) -> int | list[int]:
     if type(value) is int:
         return value
     if isinstance(value, NumberList) and value.shape == (count,) and value.is_whole_numbers:
-        # Numbers beyond 2^53 are rounded, but any offset of that size allows or blocks all keys.
-        value = [int(number) for number in value.values]
+        value = [int(number) for number in value.values]  # exact: integers that float64 would round stay in a list
     is_list = isinstance(value, list) and len(value) == count and all(type(number) is int for number in value)
     if place.is_batch and is_list:
         return cast("list[int]", value)
@@ -240,7 +247,7 @@ MASK_KINDS: dict[str, type[MaskKind]] = {
 
 
 def kind_of(mask: object, param: str) -> type[MaskKind]:
-    """Return the model of the mask's kind; raises MaskKindRequired, with an explanation, for a mask without a kind."""
+    """Return the model of the mask's kind; raises MaskKindRequired, with an explanation, if it has none, BadMask if unknown."""
     if not isinstance(mask, dict) or "kind" not in mask:
         raise MaskKindRequired(
             'a mask must say what its values mean: write {"kind": "attend", "values": …} where true = may attend, or '

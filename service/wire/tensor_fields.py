@@ -44,10 +44,12 @@ DTYPES = (
     Dtype("int32", torch.int32, "I32", "INT32", np.int32),
     Dtype("int64", torch.int64, "I64", "INT64", np.int64),
 )
-FLOATS, BOOL, WHOLES = DTYPES[:4], DTYPES[4], DTYPES[5:]
 BY_TORCH = {dtype.torch: dtype for dtype in DTYPES}
 BY_SAFETENSORS = {dtype.safetensors: dtype for dtype in DTYPES}
 BY_INFERENCE = {dtype.inference: dtype for dtype in DTYPES}
+BOOL = BY_TORCH[torch.bool]
+FLOATS = tuple(dtype for dtype in DTYPES if dtype.torch.is_floating_point)
+WHOLES = tuple(dtype for dtype in DTYPES if dtype not in (BOOL, *FLOATS))
 
 FLOATS_ARE_A_BIAS = 'a mask of floats is a "bias"'
 

@@ -3,8 +3,9 @@
 It reads the layer's digest and asks the coordinator (`supervisor/coordinator.py`) for the rollout. Must not know: HTTP, how a
 process applies a desired state (`worker/layer_registry.py`).
 Invariants: The caller gets success only when every process serves the change. On any other outcome (a refusal, a crash, a
-timeout, a disconnect) it is withdrawn or was rolled back; a process that drains, or hears nothing of the supervisor, cannot know
-whether it was complete by then. The layer's name decides which file is read; nothing else of the request reaches the file system.
+timeout, a disconnect) it is withdrawn or was rolled back. A process that drains, or gets no message from the supervisor, cannot
+tell whether the change was complete. The layer's name decides which file is read; nothing else of the request reaches the file
+system.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import asyncio
 
 from service.errors import Draining, InvalidInput, LayerChanged, LayerError, LayerMissing, LayerNotFound, NotReady
-from service.layers.catalog import Catalog, ServedLayer
+from service.layers.catalog import NOT_SERVED, Catalog, ServedLayer
 from service.layers.store import NAME
 from service.observability.telemetry import Telemetry
 from service.supervisor.status import Change, DesiredState, Outcome, Phase
@@ -21,7 +22,6 @@ from service.worker.layer_registry import LayerRegistry
 
 # The coordinator aborts a change after `timeout_s`. If no answer has arrived this much later, the change is withdrawn.
 ANSWER_S = 10.0
-NOT_SERVED = "no layer of that name is served; GET /v1/layers lists them"
 
 
 class LayerRollout:
@@ -67,7 +67,7 @@ class LayerRollout:
             self._telemetry.layer_refused(name, error)
             raise InvalidInput(error.message) from error
         catalog, is_new = await self._roll_out(name, digest, seen)
-        assert catalog is not None, "a layer is served, and nothing is. This is a bug."
+        assert catalog is not None, "the change succeeded, but this process has no catalog. This is a bug."
         self._telemetry.layers_changed("put", name)
         return catalog.get(name), is_new
 

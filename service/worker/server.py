@@ -1,13 +1,13 @@
-"""Server: runs uvicorn in one worker process, and ends it in three steps.
+"""Server: runs uvicorn in one worker process, and drains it at its end.
 
 It holds uvicorn's configuration, the signals and the order of the drain.
 Must not know: routes, batches, the supervisor's decisions.
 Invariants: The first SIGTERM or SIGINT turns readiness off at once; requests are served as before for `delay_s`. Then the
 listener closes. An idle kept-alive connection may send one more request within LINGER_S; its response says `connection: close`.
-Accepted requests are answered within `grace_s`; `settle` refuses the rest, and ANSWER_S later their connections are cut. A second
-signal ends the process at once, with 128 + its number. SIGHUP does nothing. The end of the supervisor starts the drain without
-delay. None of these ends prints a traceback. When another process joins, each open connection ends with its next response
-(`rebalance`), never between two requests, so that the new process gets its share.
+Accepted requests are answered within `grace_s`; `settle` refuses the rest, and ANSWER_S later all connections are cut. A second
+signal ends the process at once, with 128 + its number. SIGHUP does nothing. The end of the supervisor, or a fault, starts the
+drain without delay and counts as no signal. None of these ends prints a traceback. When another process joins, each open
+connection ends with its next response (`rebalance`), never between two requests, so that the new process gets its share.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from service.http.connection import Connection, ConnectionLimits
 from service.http.cycle import ReadAhead, WriteCoalescer
 from service.http.listener import BACKLOG, PAUSE_S, ConnectionSet, Listener
 from service.observability.logs import finish_logs, get_logger
+from service.supervisor.supervisor import ANSWER_S, CUT_S
 
 if TYPE_CHECKING:
     from service.worker.service import Service
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
 # Longer than the usual 60 s of load balancers, so that a worker never closes a connection that they are about to use.
 KEEP_ALIVE_S = 75
 LINGER_S = 0.8
-ANSWER_S = 0.8
-CUT_S = 0.2
 TLS_CHECK_S = 0.2
 # Connections shed per second. Their clients connect again, over TLS with a handshake of 1 ms each.
 SHED_PER_S = 500
@@ -54,7 +53,7 @@ def _exit_at_once(exit_code: int) -> None:
 class Server(uvicorn.Server):
     """`run_to_end` serves `application` on `listener` within `limits` and returns the exit code of the process.
 
-    It calls `service` when connections are accepted and at each step of the drain. `tls` has the files of the certificate and of
+    It calls `service` once the port is open and at each step of the drain. `tls` has the files of the certificate and of
     its private key, in PEM; without the second the key is in the first too, and without both there is no TLS.
     """
 
@@ -77,7 +76,7 @@ class Server(uvicorn.Server):
         self._delay_s = delay_s
         self._grace_s = grace_s
         self._log = get_logger()
-        self._is_leaving = False
+        self._is_leaving = self._is_signalled = False
         self._leave = asyncio.Event()
         self._connections: ConnectionSet[Connection] = ConnectionSet()
         self.server_state.connections = self._connections  # type: ignore[assignment]
@@ -118,9 +117,11 @@ class Server(uvicorn.Server):
         self._leave.set()
 
     def _signalled(self, signum: int) -> None:
-        if not self._is_leaving:
-            self._log.info("draining", signal=signal.Signals(signum).name, delay_s=self._delay_s)
-            self.leave(delay_s=self._delay_s)
+        if not self._is_signalled:
+            self._is_signalled = True
+            delay_s = 0.0 if self._is_leaving else self._delay_s
+            self._log.info("draining", signal=signal.Signals(signum).name, delay_s=delay_s)
+            self.leave(delay_s=delay_s)
             return
         self._log.warning("forced", signal=signal.Signals(signum).name)
         _exit_at_once(128 + signum)
@@ -139,7 +140,7 @@ class Server(uvicorn.Server):
         await self._serve(sockets)
         self._log.info("left", exit_code=self.exit_code)
         if not self._service.is_over():
-            # An endless forward pass or a slow file read: no request waits for its result any more.
+            # An endless forward pass, or a slow check or file read: no request waits for its result any more.
             self._log.warning("thread_abandoned")
             _exit_at_once(self.exit_code)
 
@@ -178,6 +179,7 @@ class Server(uvicorn.Server):
         """Drain. uvicorn's own shutdown closes idle connections that clients are about to use, and cancels late requests."""
         loop = asyncio.get_running_loop()
         end = loop.time() + (min(self._grace_s, FAULT_GRACE_S) if self.exit_code else self._grace_s)
+        settling = loop.call_at(end, self._settle)
         self._service.stop_admitting()
         # Take over the connections that wait to be accepted, in the step that closes the listener: closing it would reset them.
         waiting = self._listener.close()
@@ -188,29 +190,31 @@ class Server(uvicorn.Server):
         for connection in list(self._connections):
             if connection.cycle is not None and not connection.cycle.response_complete:  # it is not idle
                 connection.shutdown()
-        await self._all_closed(LINGER_S)
+        await self._all_closed(min(LINGER_S, end + ANSWER_S - loop.time()))
         for connection in list(self._connections):
             connection.shutdown()
-        if not await self._closed_by(end):
-            self._log.warning("grace_over", requests=len(self._tasks), connections=len(self._connections))
-            self._service.settle()
-            await self._all_closed(ANSWER_S)
+        await self._closed_by(end + ANSWER_S)
+        settling.cancel()
         for connection in list(self._connections):
             connection.transport.abort()
         await self._all_closed(CUT_S)
+        self._service.settle()  # what still runs, such as the probe of a layer, has no caller
         await self.lifespan.shutdown()
 
-    async def _closed_by(self, end: float) -> bool:
+    def _settle(self) -> None:
+        """Refuse the requests that the grace was too short for."""
+        if self._connections or self._tasks:
+            self._log.warning("grace_over", requests=len(self._tasks), connections=len(self._connections))
+            self._service.settle()
+
+    async def _closed_by(self, end: float) -> None:
         """Like `_all_closed`, until `end`. Cut closing TLS connections whose bytes have arrived: an idle peer sends no close."""
-        if self.config.ssl is None:
-            return await self._all_closed(max(0.0, end - asyncio.get_running_loop().time()))
         while (left_s := end - asyncio.get_running_loop().time()) > 0:
-            if await self._all_closed(min(TLS_CHECK_S, left_s)):
-                return True
+            if await self._all_closed(left_s if self.config.ssl is None else min(TLS_CHECK_S, left_s)):
+                return
             for connection in list(self._connections):
                 if connection.transport.is_closing() and connection.is_acknowledged:
                     connection.transport.abort()
-        return await self._all_closed(0)
 
     async def _all_closed(self, timeout_s: float) -> bool:
         """Return whether all connections and requests ended within `timeout_s`."""

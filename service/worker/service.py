@@ -1,7 +1,7 @@
 """Service: builds and joins one process's engine, batcher and layer registry, and starts and stops them.
 
 Invariants: A process listens while it loads layers, unless other processes are ready. A layer is served only after the engine has
-checked it with real forward passes. Shutdown settles every accepted request, and waits at most CLOSE_S for each compute thread.
+checked it with real forward passes. Shutdown settles every accepted request, and waits at most CLOSE_S for the threads.
 Tasks besides the batcher's (the named exceptions of `docs/decisions.md`): one loads layers, then sends heartbeats; one applies
 the desired state; one watches the steps of loads; one watches the keys file, if there is one.
 """
@@ -9,6 +9,7 @@ the desired state; one watches the steps of loads; one watches the keys file, if
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import gc
 import math
@@ -38,15 +39,13 @@ from service.limits import STEP_S, batch_limits, context_limits, queue_limits
 from service.loop_time import LoopClock
 from service.observability.telemetry import Telemetry
 from service.settings import Settings
-from service.supervisor.supervisor import EXIT_ENGINE_DOWN, EXIT_FAILED, EXIT_REFUSED
+from service.supervisor.supervisor import CLOSE_S, EXIT_ENGINE_DOWN, EXIT_FAILED, EXIT_REFUSED
 from service.worker.control_channel import ControlChannel
 from service.worker.layer_registry import LayerRegistry
 from service.worker.layer_rollout import LayerRollout
 from service.worker.readiness import ENGINE_DOWN, Readiness
 from service.worker.reconciler import Reconciler
 
-# How long a process waits at its end for a forward pass whose result no request needs any more.
-CLOSE_S = 1.0
 # How often an overloaded process looks at its heap between two heartbeats; with one look instead memory peaks 50 MiB higher.
 NUM_LOOKS = 4
 
@@ -142,7 +141,7 @@ class Service:
         self.readiness.drain()
 
     def is_over(self) -> bool:
-        """Return whether the compute threads have ended and no thread reads a file."""
+        """Return whether the threads that compute and check bodies have ended and no thread reads a file."""
         return self._is_over and not self._registry.is_reading
 
     def stop_admitting(self) -> None:
@@ -166,8 +165,10 @@ class Service:
         self.telemetry.sample(self.engine)  # counts the work since the last heartbeat
         self._registry.close()
         self.rendering.shutdown(wait=False)
-        await self.layer_requests.end()
-        self._is_over = await asyncio.to_thread(self.engine.close, CLOSE_S)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await self.layer_requests.end()
+                self._is_over = await asyncio.to_thread(self.engine.close, CLOSE_S)
 
     def describe(self, served: ServedLayer) -> LayerAnswer:
         layer, spec, settings = served.stored, served.spec, self.settings

@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import os
 import signal
+import socket
 import threading
 import time
 from pathlib import Path
@@ -373,16 +374,23 @@ def test_l8_a_signal_while_a_replacement_loads_ends_the_service_in_time(serve):
 
 
 @pytest.mark.long
-def test_l6_a_forward_pass_longer_than_the_grace_does_not_delay_the_exit(serve, tmp_path, pool):
+@pytest.mark.parametrize("grace_s", [0, 1])
+def test_l6_a_forward_pass_longer_than_the_grace_does_not_delay_the_exit(serve, tmp_path, pool, grace_s):
+    """Nor does a body of which a part never comes."""
     passes = tmp_path / "passes.txt"
     environment = {**IN_THE_THREAD, "FAULTY_PASSES": str(passes)}
-    service = serve(workers=1, shutdown_grace_s=1, environment=environment)
+    service = serve(workers=1, shutdown_grace_s=grace_s, environment=environment)
     service.wait_ready()
     stuck = pool.submit(service.ask, STUCK)
     service.until(lambda: str(STUCK) in passes.read_text(encoding="ascii"))
-    signalled = time.monotonic()
-    service.process.send_signal(signal.SIGTERM)
-    assert service.process.wait(30) == 0
-    # The grace, 2 s until processes are killed, and 1 s for the interpreter to exit.
-    assert time.monotonic() - signalled < 1 + 2 + 1
+    url = httpx2.URL(service.url)
+    with socket.create_connection((url.host, url.port)) as half_sent:
+        half_sent.sendall(b"POST /v1/layers/small/attend HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{")
+        time.sleep(0.3)
+        signalled = time.monotonic()
+        service.process.send_signal(signal.SIGTERM)
+        assert service.process.wait(30) == 0
+        # The grace, 2 s until processes are killed, and 1 s for the interpreter to exit.
+        assert time.monotonic() - signalled < grace_s + 2 + 1
     assert stuck.result().status_code == 503
+    assert service.find(event="workers_killed") == []

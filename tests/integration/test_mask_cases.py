@@ -176,9 +176,14 @@ MANY = RNG.standard_normal((70, 2, 16)).astype(np.float32)
 
 
 @pytest.mark.parametrize("cube", [CUBE, CUBE[:1], MANY], ids=["three", "one", "many"])
-@pytest.mark.parametrize("fields", [{"kind": "causal"}, {"kind": "window", "left": 1, "right": 2}], ids=str)
+@pytest.mark.parametrize(
+    "fields",
+    [{"kind": "causal"}, {"kind": "window", "left": 1, "right": 2}, {"kind": "window", "left": 2**60, "right": 1}],
+    ids=str,
+)
 def test_each_sequence_may_have_an_offset_of_its_own(served, cube, fields):
-    offsets = [-1, 0, 2**70, 1, -(2**70)] * len(cube)
+    """Any whole number, exactly, however many sequences there are: two huge ones may cancel."""
+    offsets = [-1, 0, 2**70, 1, -(2**70), 2**60 + 1, 10**400] * len(cube)
 
     async def story(service):
         whole = await answer(service, {**fields, "offset": offsets[: len(cube)]}, x=cube)

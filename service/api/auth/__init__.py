@@ -1,1 +1,1 @@
-"""Who may call: keys, roles, rate limits."""
+"""Who may call: hosts, keys, roles, origins, rate limits."""

@@ -244,6 +244,40 @@ def test_broadcast_biases_take_one_table_and_masked_rows_none():
         assert max(made.sizes) <= 4 * 601, "no mask differs by row and by key"
 
 
+@pytest.mark.parametrize("huge", [0.0, 3e38], ids=["in-range", "clamped"])
+def test_a_bias_that_differs_by_row_and_key_is_read_in_steps(huge, monkeypatch):
+    """Of 4 x 600 x 600 scores only the table is as large; a batch may be preempted after each step of each reading."""
+    sizes, step, num_points = Sizes(1, 4, 600, 600), masks.STEP_CELLS, 0
+
+    def count() -> None:
+        nonlocal num_points
+        num_points += 1
+
+    monkeypatch.setattr(masks, "preemption_point", count)
+    bias = randn(1, 4, 600, 600).masked_fill_(torch.rand(600, 600) < 0.5, -torch.inf)
+    combined = CombinedMask(sizes, (masks.Added(bias), masks.Added(torch.full((1, 1, 1, 1), huge))))
+    with Allocations() as made:
+        combined.lowered(0, torch.float32)
+    *others, largest = sorted(made.sizes)
+    assert largest == bias.numel()
+    assert max(others) <= step
+    assert num_points >= 2 * bias.numel() // step
+    with Allocations() as made:
+        torch.cat(list(masked_rows(combined)))
+    assert max(made.sizes) <= step
+
+
+def test_the_runs_of_a_sequence_intersect_in_a_run_of_one_sequence():
+    sizes = Sizes(3, 1, 4, 6)
+    combined = CombinedMask(
+        sizes, (masks.lengths(torch.tensor([[6], [5], [2]])), masks.window(sizes, [0, 1, 2], 1, None))
+    )
+    run = combined.run(1)
+    assert run is not None
+    assert run.low.tolist() == [[0, 1, 2, 3]]
+    assert run.high.tolist() == [[5, 5, 5, 5]]
+
+
 def test_integers_beyond_int64_keep_their_meaning():
     """Offset, left and right are Python integers; two huge ones may cancel."""
     sizes, far = Sizes(1, 1, 4, 6), 10**30

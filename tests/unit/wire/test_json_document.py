@@ -343,6 +343,26 @@ class TestLists:
         assert numbers(body_of("[[1,2],[3,4.5]]")).shape == (2, 2)
         assert numbers(body_of("[" + "1," * 64 + "1]")).shape == (65,)
 
+    @pytest.mark.parametrize(
+        "number",
+        [2**53 + 1, -(2**53) - 1, 2**63 + 1, -(2**63), 2**70 + 1, 10**400],
+        ids=["2^53+1", "-2^53-1", "2^63+1", "-2^63", "2^70+1", "10^400"],
+    )
+    @pytest.mark.parametrize("size", [1, 64, 65, 3000, 2**16])
+    def test_flat_lists_of_integers_that_float64_would_round_stay_python_lists(self, number, size):
+        """They may be offsets, of which any number has a meaning, and as many as there are sequences; in the JSON process too."""
+        written = {"query": [number, *range(size - 1)]}
+        body = json.dumps(written).encode()
+        assert parsed(body) == written
+        text, blobs = pack(parsed(body))
+        assert unpack(text, memoryview(b"".join(blobs))) == written
+
+    @pytest.mark.parametrize("text", ["9007199254740993", "9223372036854775809", "1" + "0" * 30])
+    def test_other_large_integers_are_rounded_like_those_of_python(self, text):
+        expected = float(int(text))
+        for body in (f"[{text}{',1' * 2**16}]", f"[0.5,{text}{',1' * 99}]", f"[[{text},1],[2,3]]"):
+            assert expected in numbers(body_of(body)).values
+
     def test_a_list_between_numbers_is_found(self):
         """simdjson flattens it: [[1, [2]], [3, 4]] has four numbers and two lists of two."""
         for text in ("[[1,[2]],[3,4]]", "[[1,2],[3,[[4]]]]", "[[[1,2],[3,[4]]],[[5,6],[7,8]]]"):

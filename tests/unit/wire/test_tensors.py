@@ -9,6 +9,7 @@ import json
 import math
 import random
 from fractions import Fraction
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +30,7 @@ from service.errors import (
     ServiceError,
     UnknownField,
 )
+from service.wire import tensor_fields
 from service.wire.json_document import parse
 from service.wire.tensor_fields import TensorField, TensorKind
 from service.wire.tensors import TensorForm, answer_form, decode_tensor
@@ -42,6 +44,22 @@ LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4
 class Decoded(NamedTuple):
     tensor: torch.Tensor
     form: TensorForm
+
+
+def test_a_dtype_counts_by_its_values_wherever_its_entry_stands():
+    """The module with its first entry moved to the end, and with another float there."""
+    source = Path(tensor_fields.__file__).read_text(encoding="utf-8")
+    first = next(line for line in source.splitlines(keepends=True) if line.startswith("    Dtype("))
+    more = first.replace('"float16", torch.float16', '"float8_e5m2", torch.float8_e5m2')
+    head, end, rest = source.replace(first, "").partition("\n)\nBY_")
+    module: dict[str, Any] = {"__name__": "with_another_order"}
+    exec(compile(f"{head}\n{first}{more}{end[1:]}{rest}", "with_another_order", "exec"), module)
+    names = {kind: [dtype.name for dtype in module[kind]] for kind in ("FLOATS", "WHOLES")}
+    assert names == {
+        "FLOATS": ["bfloat16", "float32", "float64", "float16", "float8_e5m2"],
+        "WHOLES": ["int32", "int64"],
+    }
+    assert module["BOOL"].name == "bool"
 
 
 def decoded(text: str, kind: TensorKind = FLOAT) -> Decoded:

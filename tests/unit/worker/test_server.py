@@ -1,18 +1,26 @@
-"""Server: a process ends even if a step of its shutdown fails, and sheds connections gradually."""
+"""Server: a process ends in time even if a step of its shutdown fails or hangs, and sheds connections gradually."""
 
 import asyncio
+import selectors
+import signal
 import socket
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from service.worker.server import SHED_PER_S, Server
+from service.supervisor.supervisor import ANSWER_S, CLOSE_S, CUT_S, EXIT_S, FORCE_S
+from service.worker import server as server_module
+from service.worker.server import LINGER_S, SHED_PER_S, Server
 from tests.unit.http.wire import LIMITS
 
 
 def server_of(
-    bound: socket.socket, application: Any = None, opened: Any = lambda: None, begin_drain: Any = lambda: None
+    bound: socket.socket,
+    application: Any = None,
+    opened: Any = lambda: None,
+    begin_drain: Any = lambda: None,
+    grace_s: float = 0,
 ) -> Server:
     service: Any = SimpleNamespace(
         readiness=SimpleNamespace(port_opened=opened),
@@ -21,7 +29,116 @@ def server_of(
         settle=lambda: None,
         is_over=lambda: True,
     )
-    return Server(application, service, bound, LIMITS, delay_s=0, grace_s=0)
+    return Server(application, service, bound, LIMITS, delay_s=0, grace_s=grace_s)
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock moves to the next timer instead of waiting for it."""
+
+    class Selector(selectors.DefaultSelector):
+        now = 1000.0
+
+        def select(self, timeout: float | None = None) -> Any:
+            assert timeout is not None, "nothing is due"
+            self.now += max(0.0, timeout)
+            return super().select(0)
+
+    def __init__(self) -> None:
+        self._virtual = self.Selector()
+        super().__init__(self._virtual)
+
+    def time(self) -> float:
+        return self._virtual.now
+
+
+class Held:
+    """A connection that stays open, with a request in flight or idle; it records when it is shut down and cut."""
+
+    def __init__(self, *, is_idle: bool) -> None:
+        self.cycle = None if is_idle else SimpleNamespace(response_complete=False)
+        self.transport = SimpleNamespace(abort=lambda: self._note("cut"), is_closing=lambda: False)
+        self.times: dict[str, float] = {}
+
+    def shutdown(self) -> None:
+        self._note("shut")
+
+    def _note(self, what: str) -> None:
+        self.times.setdefault(what, asyncio.get_running_loop().time())
+
+
+@pytest.mark.parametrize("has_handshakes", [False, True])
+@pytest.mark.parametrize("grace_s", [0, 0.3, 1, 30])
+def test_the_shutdown_takes_at_most_the_grace_and_the_time_of_the_supervisor(grace_s, has_handshakes):
+    """Whatever hangs: TLS handshakes of waiting connections, a request, an idle connection, even a cut connection."""
+    busy, idle = Held(is_idle=False), Held(is_idle=True)
+    connections: Any = [busy, idle]
+    times: dict[str, float] = {}
+
+    async def story(server: Server) -> None:
+        now = asyncio.get_running_loop().time
+        waiting = [object()] if has_handshakes else []
+
+        async def lifespan_shutdown() -> None:
+            times["end"] = now()
+
+        lifespan: Any = SimpleNamespace(shutdown=lifespan_shutdown)
+        listener: Any = SimpleNamespace(close=lambda: waiting, connect=lambda _, limit_s: asyncio.sleep(limit_s))
+        service: Any = server._service
+        server.lifespan, server._listener = lifespan, listener
+        service.settle = lambda: times.setdefault("settle", now())
+        server.server_state.connections.update(connections)
+        times["begin"] = now()
+        await server.shutdown()
+
+    with socket.socket() as bound, asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        server = server_of(bound, grace_s=grace_s)
+        server.config.ssl = None
+        runner.run(story(server))
+    begin = times["begin"]
+    assert times["settle"] - begin == pytest.approx(grace_s)
+    assert times["settle"] + ANSWER_S <= busy.times["cut"] + 1e-6
+    assert min(idle.times.values()) - begin >= LINGER_S - 1e-6
+    assert times["end"] - begin <= grace_s + ANSWER_S + CUT_S + 1e-6
+    assert LINGER_S <= ANSWER_S, "else the handshakes of waiting connections may take longer"
+    assert pytest.approx(ANSWER_S + CUT_S + CLOSE_S + EXIT_S) == FORCE_S
+    assert FORCE_S == 2, "the documents promise it"
+
+
+def test_work_without_a_caller_does_not_delay_the_end():
+    """The probe of a layer may hang; it is no connection's request."""
+    calls: list[str] = []
+
+    async def lifespan_shutdown() -> None:
+        calls.append("lifespan")
+
+    async def story(server: Server) -> None:
+        lifespan: Any = SimpleNamespace(shutdown=lifespan_shutdown)
+        listener: Any = SimpleNamespace(close=list)
+        service: Any = server._service
+        server.lifespan, server._listener = lifespan, listener
+        service.settle = lambda: calls.append("settle")
+        await server.shutdown()
+
+    with socket.socket() as bound, asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        server = server_of(bound, grace_s=30)
+        server.config.ssl = None
+        runner.run(story(server))
+    assert calls == ["settle", "lifespan"]
+
+
+@pytest.mark.parametrize("begin", ["leave", "supervisor_ended"])
+def test_the_first_signal_does_not_force_the_end_of_a_drain_that_began_without_one(begin, monkeypatch):
+    """systemd sends SIGTERM to the workers just after their supervisor died."""
+    codes: list[int] = []
+    monkeypatch.setattr(server_module, "_exit_at_once", codes.append)
+    with socket.socket() as bound:
+        server = server_of(bound)
+        getattr(server, begin)()
+        server._signalled(signal.SIGTERM)
+        assert codes == []
+        assert server.should_exit
+        server._signalled(signal.SIGTERM)
+        assert codes == [128 + signal.SIGTERM]
 
 
 def test_a_process_that_cannot_report_its_exit_exits():

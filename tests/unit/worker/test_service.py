@@ -268,6 +268,31 @@ def test_an_internal_fault_of_a_task_has_the_process_replaced(tmp_path, monkeypa
     asyncio.run(story())
 
 
+@pytest.mark.parametrize("hangs", ["engine", "check"])
+def test_a_thread_that_does_not_end_delays_the_end_by_at_most_the_time_for_all_threads(tmp_path, monkeypatch, hangs):
+    """A forward pass on either thread, or the check of a body: the process then exits without its threads."""
+    monkeypatch.setattr("service.worker.service.CLOSE_S", 0.01)
+    go_on, ended = threading.Event(), list[bool]()
+    hang = lambda *_: ended.append(go_on.wait(20))
+
+    async def story() -> None:
+        async with started(tmp_path) as process:
+            service = process.service
+            if hangs == "engine":
+                monkeypatch.setattr(service.engine, "close", hang)
+            else:
+                checking = asyncio.ensure_future(service.layer_requests.run_off_loop(hang))
+                await turns()
+        assert not service.is_over()
+        assert ended == []
+        go_on.set()
+        if hangs == "check":
+            await checking
+        Engine.close(service.engine)
+
+    asyncio.run(story())
+
+
 class RecordingHeap(Heap):
     """Trims nothing; `called(growth)` waits until it was called with this growth."""
 
