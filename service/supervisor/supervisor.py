@@ -229,13 +229,14 @@ class Supervisor:
             self._log("error", "worker_died", **fields, **how)
 
     def _stop(self, signum: signal.Signals) -> None:
-        now = self._system.now()
-        if self._last_stop is not None and self._last_stop[0] == signum and now - self._last_stop[1] < ECHO_S:
+        now, before = self._system.now(), self._last_stop
+        if before is not None and before[0] == signum and now - before[1] < ECHO_S:
             return
         self._last_stop = (signum, now)
-        if self._exit_code is None:
+        if before is None:
             self._log("info", "stopping", signal=signum.name)
-            self._end_all(0)
+            if self._exit_code is None:  # else a refusal has begun the end
+                self._end_all(0)
         else:
             self._log("warning", "workers_killed", reason=f"a second signal ({signum.name})", pids=self._alive())
             self._exit_code = 128 + signum
