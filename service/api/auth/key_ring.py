@@ -4,8 +4,8 @@
     5e884898da28047151d0e56f8dc6292773603d0d6aabbdd62a11ef721d1542d8 infer  # team a
 
 Invariants: only the SHA-256 digest of a key is stored, never the key. A lookup takes the same time whether the key exists or
-not. A file is taken whole or not at all. An error about a bad file names the line and never repeats it. No keys are in force
-before the first reading, which must succeed; later, a file that cannot be used changes nothing and is reported once.
+not. A file is taken whole or not at all. An error about a malformed line names its number and never repeats its text. No keys are
+in force before the first reading, which must succeed. Later, a file that cannot be used changes nothing and is reported once.
 """
 
 from __future__ import annotations
