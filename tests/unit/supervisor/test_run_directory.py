@@ -158,7 +158,8 @@ def test_a_directory_under_removal_is_not_locked(tmp_path):
 @pytest.mark.parametrize("is_removed", [False, True])
 def test_a_directory_that_another_start_removes_before_it_is_locked_is_made_again(tmp_path, monkeypatch, is_removed):
     """The other start holds its lock for the removal, or has finished it."""
-    mkdtemp, removing = tempfile.mkdtemp, []
+    mkdtemp = tempfile.mkdtemp
+    removing: list[int] = []
 
     def made_beside_another_start(*arguments):
         path = mkdtemp(*arguments)
