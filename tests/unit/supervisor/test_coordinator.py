@@ -267,6 +267,20 @@ def test_a_pause_of_the_coordinator_makes_no_process_silent_and_ends_no_rollout(
     assert service.one.service.ready == [11], "it is silent since"
 
 
+@pytest.mark.parametrize("phase", [Phase.PREPARE, Phase.SERVE])
+def test_a_pause_of_the_coordinator_counts_against_no_deadline(service, phase):
+    service.one.ask("b", "sha256:2")
+    service.until(phase)
+    service.clock.advance(TIMEOUT_S + 10)
+    for _ in range(int(TIMEOUT_S)):
+        service.two.report()
+        service.one.follow()
+        assert service.phase[0] is phase
+        service.clock.advance(1)
+    service.one.follow()
+    assert service.phase == (Phase.SETTLED, OLD), "the time since the pause counts"
+
+
 def test_every_report_is_answered(service):
     num_before = len(service.one.received), len(service.two.received)
     service.one.report()

@@ -39,7 +39,7 @@ def test_a_foreign_listener_is_detected_even_with_reuseport():
             reserve_port("127.0.0.1", stranger.getsockname()[1])
 
 
-@pytest.mark.parametrize("host", ["203.0.113.7", "no host at all"])
+@pytest.mark.parametrize("host", ["203.0.113.7", "no host at all", "127..0.0.1", "a" * 64])
 def test_a_foreign_address_is_one_line(host):
     with pytest.raises(StartError) as refusal:
         reserve_port(host, 0)
@@ -176,7 +176,8 @@ def test_a_process_with_unread_output_exits_with_its_own_code():
 
 CHILD = """
 import os, signal
-print(signal.pthread_sigmask(signal.SIG_BLOCK, []) == set(), os.getpgid(0) == os.getpid())
+ignored = [s for s in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD) if signal.getsignal(s) is signal.SIG_IGN]
+print(not ignored and signal.pthread_sigmask(signal.SIG_BLOCK, []) == set(), os.getpgid(0) == os.getpid())
 """
 PARENT = f"""
 import os, signal, sys
