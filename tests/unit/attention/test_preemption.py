@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import itertools
 import math
 import threading
+import weakref
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -132,6 +135,34 @@ def test_a_failure_in_a_later_step_is_the_failure_of_that_step():
     with pytest.raises(ValueError, match="later"):
         to_the_end(steps.first)
     thread.join()
+
+
+@pytest.mark.parametrize("how", ["answers", "fails at once", "fails later", "is dropped"])
+def test_a_batch_that_has_ended_leaves_no_reference_cycle(how):
+    """A cycle would keep the batch's tensors until some later gc, just when memory is short."""
+
+    def compute(tensor: torch.Tensor) -> torch.Tensor:
+        if how != "fails at once":
+            preemption_point()
+        if how != "answers":
+            raise RuntimeError(tensor.shape)
+        return tensor
+
+    gc.disable()
+    try:
+        tensor = torch.zeros(1)
+        held = weakref.ref(tensor)
+        steps: Steps[Any] = Steps(threading.Lock(), 0.0, threading.Event())
+        thread = in_thread(steps, functools.partial(compute, tensor))
+        if how == "is dropped":
+            steps.first.result(10).drop()
+        elif how != "fails at once":
+            steps.first.result(10).resume()
+        thread.join(10)
+        del tensor, steps, thread
+        assert held() is None
+    finally:
+        gc.enable()
 
 
 def test_a_batch_cancelled_before_its_start_does_nothing():
