@@ -51,11 +51,18 @@ J = TypeVar("J", bound=Waiting)
 
 @dataclass(slots=True)
 class _Caller(Generic[J]):
-    """One caller's jobs with their virtual start times, and the virtual start time of its next job."""
+    """One caller's jobs with the work to charge for each, and the virtual time at which the first starts.
 
-    next_start: int
+    A later job starts when those before it have been charged, so a job that leaves unserved delays none.
+    """
+
+    start: int
     jobs: OrderedDict[J, int] = field(default_factory=OrderedDict)  # O(1) at the front, the back and in between
     flops: int = 0
+
+    @property
+    def by_start(self) -> Iterator[tuple[int, J]]:
+        return zip(itertools.accumulate(self.jobs.values(), initial=self.start), self.jobs, strict=False)
 
 
 class FairQueue(Collection[J]):
@@ -78,7 +85,7 @@ class FairQueue(Collection[J]):
     def __iter__(self) -> Iterator[J]:
         if len(self._callers) == 1:
             return iter(next(iter(self._callers.values())).jobs)
-        by_start = ([(start, job) for job, start in caller.jobs.items()] for caller in self._callers.values())
+        by_start = [caller.by_start for caller in self._callers.values()]
         return (job for _, job in heapq.merge(*by_start, key=lambda entry: entry[0]))
 
     @property
@@ -98,25 +105,26 @@ class FairQueue(Collection[J]):
         caller = self._callers.get(job.caller)
         if caller is None:
             caller = self._callers[job.caller] = _Caller(self._virtual_time)
-        start = max(caller.next_start, self._virtual_time)
-        caller.jobs[job] = start
-        caller.next_start = start + job.cost.flops + JOB_OVERHEAD_FLOPS
+        if not caller.jobs:
+            caller.start = max(caller.start, self._virtual_time)
+        caller.jobs[job] = job.cost.flops + JOB_OVERHEAD_FLOPS
         caller.flops += job.cost.flops
         self.flops += job.cost.flops
         self._num_jobs += 1
 
     def remove(self, job: J, *, is_served: bool = False) -> bool:
-        """Remove a job from any position; return False if it is not in the queue."""
+        """Remove a job from any position, charged to its caller if it is served; return False if it is not in the queue."""
         caller = self._callers.get(job.caller)
-        start = None if caller is None else caller.jobs.pop(job, None)
-        if caller is None or start is None:
+        charge = None if caller is None else caller.jobs.pop(job, None)
+        if caller is None or charge is None:
             return False
         caller.flops -= job.cost.flops
         self.flops -= job.cost.flops
         self._num_jobs -= 1
         if is_served:
-            self._virtual_time = max(self._virtual_time, start)
-        if not caller.jobs and caller.next_start <= self._virtual_time:
+            self._virtual_time = max(self._virtual_time, caller.start)
+            caller.start += charge
+        if not caller.jobs and caller.start <= self._virtual_time:
             del self._callers[job.caller]
         return True
 
