@@ -200,12 +200,16 @@ class Batcher(Generic[P, R]):
             self._lanes.next_jobs, self._batch_limits
         )
 
-    async def _give_way(self, lane: Hashable, seconds: float) -> None:
-        """Run due batches of other lanes, up to their share, while a batch of this lane is preempted after a step of `seconds`.
+    async def _give_way(self, lane: Hashable, seconds: float, is_last: bool) -> None:
+        """Charge this lane for a step of `seconds`; if its batch is now preempted, run due batches of others, up to their share.
 
         A long batch waits until the preempted one has ended: at most one is preempted, so the memory held is bounded.
         """
-        self._lanes.preempt(lane, self._speed.charge_rate * seconds)
+        charge = self._speed.charge_rate * seconds
+        if is_last:
+            self._lanes.charge_last_step(lane, charge)
+            return
+        self._lanes.preempt(lane, charge)
         self._preempted, self._running = self._running, []
         while self._lanes.num_jobs and (name := self._lanes.next_between(self._may_run_between)) is not None:
             await self._execute(name)

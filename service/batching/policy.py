@@ -193,6 +193,13 @@ class Lanes(Totals, Generic[J]):
         """Record that the preempted batch resumes or has ended."""
         self._preempted = None
 
+    def charge_last_step(self, name: Hashable, charge: float) -> None:
+        """Charge a lane for the step that ended its batch, since `preempt` has dropped the batch's earlier charge."""
+        if name in self._lanes:
+            self._lanes[name].start += int(charge)
+        else:
+            self._debts[name] = self._virtual_time + int(charge)
+
     def next_between(self, may_run: Callable[[Collection[J]], bool]) -> Hashable | None:
         """Return the lane to run while a batch is preempted, or None. The preempted batch's own lane never runs."""
         starts = {name: lane.start for name, lane in self._lanes.items() if lane.start <= self._virtual_time}

@@ -36,8 +36,9 @@ MAX_SEQUENCES = 64
 FAR_TOO_LONG = 3
 # Lanes of unloaded layers are never removed one by one; at this number of lanes the records of all are dropped.
 MAX_LANES = 1024
-# A callback that is awaited before a preempted batch resumes; it gets the batch's lane and the seconds of its last step.
-Between = Callable[[Hashable, float], Awaitable[object]]
+# A callback that is awaited after each step of a preempted batch, before it resumes: it gets the batch's lane, the seconds of the
+# step, and whether that was the last.
+AfterStep = Callable[[Hashable, float, bool], Awaitable[object]]
 
 
 @dataclass(slots=True)
@@ -105,14 +106,14 @@ class Runner(Generic[P, R]):
         observer: Observer,
         speed: Speed,
         limits: ComputeLimits,
-        between: Between,
+        after_step: AfterStep,
     ) -> None:
         self._engine = engine
         self._clock = clock
         self._observer = observer
         self._speed = speed
         self._max_s = limits.max_s
-        self._between = between
+        self._after_step = after_step
         self._inline_policy = InlinePolicy(limits.inline_s)
         self._blocked_s = 0.0  # by inline batches, since the loop last had time for other requests
 
@@ -185,12 +186,14 @@ class Runner(Generic[P, R]):
         while True:
             await wait_for(future, self._clock, self._max_s)
             step_s = self._clock.now() - started_at
-            total_s += step_s
             batch = preempted(future)
             if batch is None:
-                return future, total_s
+                if total_s:  # it was preempted before
+                    await self._after_step(jobs[0].lane, step_s, True)
+                return future, total_s + step_s
+            total_s += step_s
             try:
-                await self._between(jobs[0].lane, step_s)
+                await self._after_step(jobs[0].lane, step_s, False)
             except BaseException:
                 batch.drop()
                 raise
