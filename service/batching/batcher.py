@@ -166,7 +166,6 @@ class Batcher(Generic[P, R]):
         if not self._lanes.num_jobs:
             self._lanes.reset_shares()
             self._congestion.idle(self._clock.now())
-            self._speed.end()
         while (due_at := self._due_at()) > self._clock.now():
             await self._wait(self._arrived, due_at)
         # Before an inline batch blocks the loop, take in arrived requests until a pass over the sockets adds no job.

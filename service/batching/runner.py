@@ -160,9 +160,11 @@ class Runner(Generic[P, R]):
         if not ended_at_once:
             last, steps_s = await self._in_steps(jobs, work, future)
             if last is None:
+                self._speed.end()
                 return []
             future, compute_s = last, waited_s + steps_s
             del last
+        self._speed.end()
         failure = failure_of(future, len(jobs))
         if failure is None:
             for job, result in zip(jobs, future.result(), strict=True):
@@ -213,6 +215,8 @@ class Runner(Generic[P, R]):
             raise failure
         lane, left = jobs[0].lane, [job for job in jobs if not job.is_settled]
         self._inline_policy.failed(lane)
+        if not left:
+            return []
         if len(jobs) == 1:
             jobs[0].fail(caller_error(failure))
             return []
