@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Generic
 
 from service.batching.admission import Admission, QueueLimits
 from service.batching.engine_protocol import Engine, Observer
 from service.batching.job import NOTHING, Cost, Job, Outcome, P, R
-from service.batching.policy import MAX_FLOPS_BETWEEN, BatchLimits, Lanes, full_batch, take
+from service.batching.policy import MAX_FLOPS_BETWEEN, BatchLimits, FairQueue, Lanes, full_batch, take
 from service.batching.runner import Runner
 from service.errors import Draining, EngineDown, NotReady, ServiceError
 from service.loop_time import Clock
@@ -189,7 +189,9 @@ class Batcher(Generic[P, R]):
         limits = self._queue_limits
         if not self._lanes.num_jobs:
             return math.inf
-        if limits.max_wait_s <= 0 or self.is_draining or not self._could_grow():
+        if limits.max_wait_s <= 0 or self.is_draining or self._lanes.num_jobs >= limits.capacity:
+            return -math.inf
+        if self._lanes.is_any_full(self._batch_limits):  # maybe not the next lane's, but the engine would be idle
             return -math.inf
         return min(job.accepted_at for job in self._lanes.heads) + limits.max_wait_s
 
@@ -216,12 +218,11 @@ class Batcher(Generic[P, R]):
         self._lanes.resume()
         self._running, self._preempted = self._preempted, []
 
-    def _may_run_between(self, jobs: Collection[Job[P, R]]) -> bool:
+    def _may_run_between(self, jobs: FairQueue[Job[P, R]]) -> bool:
         """Whether a lane's next batch, made of these jobs, is due and short."""
-        oldest = next(iter(jobs))
-        if oldest.cost.flops > MAX_FLOPS_BETWEEN:
+        if next(iter(jobs)).cost.flops > MAX_FLOPS_BETWEEN:
             return False
-        due_at = oldest.accepted_at + self._queue_limits.max_wait_s
+        due_at = min(job.accepted_at for job in jobs.heads) + self._queue_limits.max_wait_s
         return self.is_draining or due_at <= self._clock.now() or bool(full_batch(jobs, self._batch_limits))
 
     async def _execute(self, name: Hashable = None) -> None:

@@ -90,7 +90,7 @@ class FairQueue(Collection[J]):
 
     @property
     def heads(self) -> Iterator[J]:
-        """The oldest job of each caller."""
+        """The oldest job of each caller; the first in fair order need not be the oldest of all."""
         return (next(iter(caller.jobs)) for caller in self._callers.values() if caller.jobs)
 
     def fair_share(self, caller: Hashable) -> Work:
@@ -200,7 +200,7 @@ class Lanes(Totals, Generic[J]):
         else:
             self._debts[name] = self._virtual_time + int(charge)
 
-    def next_between(self, may_run: Callable[[Collection[J]], bool]) -> Hashable | None:
+    def next_between(self, may_run: Callable[[FairQueue[J]], bool]) -> Hashable | None:
         """Return the lane to run while a batch is preempted, or None. The preempted batch's own lane never runs."""
         starts = {name: lane.start for name, lane in self._lanes.items() if lane.start <= self._virtual_time}
         others = [name for name in starts if name != self._preempted and may_run(self.jobs(name))]
@@ -210,6 +210,10 @@ class Lanes(Totals, Generic[J]):
     def heads(self) -> list[J]:
         """The oldest job of each caller in each lane."""
         return [job for lane in self._lanes.values() for job in lane.heads]
+
+    def is_any_full(self, limits: BatchLimits) -> bool:
+        """Whether the next batch of any lane is full."""
+        return any(full_batch(lane, limits) for lane in self._lanes.values())
 
     def jobs(self, name: Hashable) -> FairQueue[J]:
         """Return the jobs of a lane; empty if there is no such lane."""

@@ -304,3 +304,31 @@ def test_the_last_step_of_a_long_batch_counts_in_its_share(last_s):
             assert 0.4 < share < 0.56, share
 
     run(main)
+
+
+def test_between_two_steps_a_lane_is_due_by_its_oldest_job():
+    """The first job in fair order is younger: its caller has had less work done."""
+
+    async def main():
+        async with Room(max_wait_s=3.0) as room:
+            room.send("whale", "deep", cost=LONG)
+            await turns()
+            room.clock.advance(3.0)
+            await turns()
+            for number in range(2):
+                room.send(number, "shallow", caller="much", cost=cost_of(flops=MAX_FLOPS_BETWEEN - 1))
+            await turns()
+            await step(room, 3.0)
+            assert room.engine.in_hand == [0]
+            room.clock.advance(2.0)
+            room.engine.release()
+            await turns()
+            assert room.engine.in_hand == ["whale"], "the other lane has had more than its share"
+            room.clock.advance(4.0)
+            room.send("young", "shallow", caller="little")
+            await turns()
+            assert [job.payload for job in room.batcher._lanes.jobs("shallow")] == ["young", 1]
+            await step(room)
+            assert room.engine.in_hand == ["young"]
+
+    run(main)
