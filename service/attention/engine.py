@@ -274,7 +274,7 @@ class Engine:
             yield
         # By default a GPU promises only a tolerance, so only the exact mode runs sequences one at a time there.
         layer.is_sequential = not is_bitwise if device.type == "cpu" else self.options.exact
-        self.filler_rows += layer.filler_rows
+        self._count_filler(layer)
         loaded.variants[dtype] = layer
 
     @torch.inference_mode()
@@ -301,16 +301,20 @@ class Engine:
             for _ in self._variant_steps(loaded, dtype):
                 preemption_point()
         layer = loaded.variants[dtype]
-        filled = layer.filler_rows
         try:
             calls: list[Any] = [one.call for one in batch]  # the wire makes calls of the layer's own kind
             answers = layer.forward(calls)
         finally:
-            self.filler_rows += layer.filler_rows - filled
+            self._count_filler(layer)
         rows = [answer.output.shape[:2] for answer in answers]
         if rows != [one.call.query.shape[:2] for one in batch]:
             raise RuntimeError("the layer's answers do not match the calls. This is a bug.")
         return answers
+
+    def _count_filler(self, layer: Variant) -> None:
+        """Add the layer's count to the engine's and reset it; a difference would count batches between two steps twice."""
+        self.filler_rows += layer.filler_rows
+        layer.filler_rows = 0
 
     def _dtype(self, loaded: LoadedLayer, *, is_float64: bool = False) -> torch.dtype:
         """Return the dtype to compute in: float64 for float64 queries; else the service's for a layer, float32 without one."""

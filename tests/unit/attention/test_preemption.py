@@ -261,6 +261,25 @@ def test_the_busy_time_of_the_engine_excludes_the_time_of_preemptions(monkeypatc
         engine.close()
 
 
+def test_each_filler_row_counts_once_although_batches_of_the_layer_run_between_two_steps():
+    def num_rows(num_between: int) -> int:
+        engine = OneLayer(EngineOptions(CPU, torch.float32, step_s=0.0), make_spec(24, 3))
+        small = [Call(randn(1, 1, 24))]
+        try:
+            before = engine.engine.filler_rows
+            preempted = engine.run([large_calls()["many sequences"]]).result(10)
+            for _ in range(num_between):
+                engine.run(small).result(10)
+            to_the_end(preempted.resume())
+            for _ in range(5 - num_between):
+                to_the_end(engine.run(small))
+            return engine.engine.filler_rows - before
+        finally:
+            engine.close()
+
+    assert num_rows(5) == num_rows(0) > 0
+
+
 # Pieces
 
 
