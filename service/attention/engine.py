@@ -2,12 +2,13 @@
 
 Lives here: the engine, a layer that it has loaded (`LoadedLayer`), and what the bits of an answer depend on (`Fingerprint`).
 
-Invariants: One thread computes at a time: the engine's own, or the caller's for an inline batch while the engine is idle. A
-long batch is preempted after each step (`preemption.py`); until it resumes, the engine's second thread computes other batches.
-Results depend neither on other calls of the batch (P1) nor on whether weights are requested (P2). A layer serves only after a
-self-check with real forward passes. Batches run between the steps of a load. Out of memory fails the batch, not the process.
-After the device has failed, every batch fails with EngineDown. No table keeps loaded layers alive: when the last catalog or
-request that holds one goes, its memory is free. Only the thread that computes changes a loaded layer.
+Invariants: One thread computes at a time: the engine's own, or the caller's for an inline batch while the engine is idle. A long
+batch is preempted after each step (`preemption.py`); until it resumes, the engine's second thread computes other batches. Results
+depend neither on other calls of the batch (P1) nor on whether weights are requested (P2). A layer serves only after a self-check
+with real forward passes; a batch that runs between the steps of one computes each sequence alone. Batches run between the steps
+of a load. Out of memory fails the batch, not the process. After the device has failed, every batch fails with EngineDown. No
+table keeps loaded layers alive: when the last catalog or request that holds one goes, its memory is free. Only the thread that
+computes changes a loaded layer.
 """
 
 from __future__ import annotations
@@ -96,6 +97,8 @@ class LoadedLayer:
     spec: LayerSpec | None
     tensors: Mapping[str, torch.Tensor]
     variants: dict[torch.dtype, Variant] = dataclasses.field(default_factory=dict)
+    unchecked: dict[torch.dtype, Variant] = dataclasses.field(default_factory=dict)
+    """Variants whose self-check has begun: batches between its steps compute with them, one sequence at a time."""
     seconds: float = 0.0
     """The compute thread's time to load it, self-check included."""
 
@@ -269,9 +272,13 @@ class Engine:
         layer: Variant = ScaledDotProduct(dtype=dtype, device=device)
         if loaded.spec is not None:
             layer = Layer(loaded.spec, loaded.tensors, dtype=dtype, device=device)
-        for kept in checks(layer):
-            is_bitwise = is_bitwise and kept
-            yield
+        loaded.unchecked[dtype] = layer
+        try:
+            for kept in checks(layer):
+                is_bitwise = is_bitwise and kept
+                yield
+        finally:
+            del loaded.unchecked[dtype]
         # By default a GPU promises only a tolerance, so only the exact mode runs sequences one at a time there.
         layer.is_sequential = not is_bitwise if device.type == "cpu" else self.options.exact
         self._count_filler(layer)
@@ -297,13 +304,14 @@ class Engine:
     def _forward(self, batch: Sequence[LayerCall]) -> Answers:
         loaded = batch[0].loaded
         dtype = self._dtype(loaded, is_float64=batch[0].is_float64)
-        if dtype not in loaded.variants:  # the first call in this dtype
+        is_unchecked = dtype in loaded.unchecked  # by a batch that is preempted
+        if dtype not in loaded.variants and not is_unchecked:  # the first call in this dtype
             for _ in self._variant_steps(loaded, dtype):
                 preemption_point()
-        layer = loaded.variants[dtype]
+        layer = loaded.unchecked[dtype] if is_unchecked else loaded.variants[dtype]
         try:
             calls: list[Any] = [one.call for one in batch]  # the wire makes calls of the layer's own kind
-            answers = layer.forward(calls)
+            answers = layer.forward_apart(calls) if is_unchecked else layer.forward(calls)
         finally:
             self._count_filler(layer)
         rows = [answer.output.shape[:2] for answer in answers]

@@ -20,6 +20,7 @@ from service.attention import kernels, preemption
 from service.attention.call import Call, WeightsWanted
 from service.attention.engine import EngineOptions
 from service.attention.kernels import MAX_WORK, Heads, attend, may_share
+from service.attention.layer import Layer
 from service.attention.masks import CombinedMask, Sizes, causal
 from service.attention.preemption import Dropped, Steps, preemption_point
 from service.attention.projection import PIECE_ROWS, Plain
@@ -278,6 +279,47 @@ def test_each_filler_row_counts_once_although_batches_of_the_layer_run_between_t
             engine.close()
 
     assert num_rows(5) == num_rows(0) > 0
+
+
+def test_a_batch_between_two_steps_builds_no_variant_that_is_being_checked(monkeypatch):
+    """Its bits are those that it gets alone later; a second self-check would keep all batches waiting."""
+    built: list[torch.dtype] = []
+    build = engine_module.Layer
+
+    def noted(*args: Any, dtype: torch.dtype, **kwargs: Any) -> Layer:
+        built.append(dtype)
+        return build(*args, dtype=dtype, **kwargs)
+
+    monkeypatch.setattr(engine_module, "Layer", noted)
+    engine = OneLayer(EngineOptions(CPU, torch.float32, step_s=0.0), make_spec(24, 3))
+    beside = [Call(randn(3, 7, 24, seed=4).double()), Call(randn(1, 2, 24, seed=5).double())]
+    try:
+        future, found = engine.run([large_calls()["float64"]]), []
+        while isinstance(preempted := future.result(10), Steps):
+            found.append(engine.run(beside).result(10))
+            future = preempted.resume()
+        assert len(found) > 20
+        assert built == [torch.float32, torch.float64]
+        assert not engine.loaded.unchecked
+        alone = [to_the_end(engine.run([call]))[0][0] for call in beside]
+        for answers in found:
+            assert all(same_answers(*pair) for pair in zip(answers, alone, strict=True))
+    finally:
+        engine.close()
+
+
+def test_a_dropped_self_check_is_begun_again_by_the_next_batch():
+    engine = OneLayer(EngineOptions(CPU, torch.float32, step_s=0.0), make_spec(24, 3))
+    try:
+        for _ in range(2):
+            preempted = engine.run([large_calls()["float64"]]).result(10)
+            assert isinstance(preempted, Steps)
+            preempted.drop()
+            assert isinstance(preempted.first.exception(10), Dropped)
+            assert not engine.loaded.unchecked
+            assert torch.float64 not in engine.loaded.variants
+    finally:
+        engine.close()
 
 
 # Pieces
