@@ -296,7 +296,7 @@ def take(lanes: Lanes[J], limits: BatchLimits, name: Hashable = None) -> list[J]
     """Take the next batch from the lanes, or from lane `name` to run between two steps; empty only if nothing waits."""
     if not lanes.num_jobs:
         return []
-    batch = _fitting(lanes.next_jobs if name is None else lanes.jobs(name), limits)
+    batch, _ = _fitting(lanes.next_jobs if name is None else lanes.jobs(name), limits)
     if name is not None:
         done = itertools.accumulate(job.cost.flops for job in batch)
         batch = [job for job, flops in zip(batch, done, strict=True) if flops <= MAX_FLOPS_BETWEEN]
@@ -306,19 +306,17 @@ def take(lanes: Lanes[J], limits: BatchLimits, name: Hashable = None) -> list[J]
 
 
 def full_batch(jobs: Collection[J], limits: BatchLimits) -> list[J]:
-    """Return the next batch of these jobs if it is full (a limit is reached, or some job does not fit), else an empty list."""
-    batch = _fitting(jobs, limits)
-    is_full = (
-        len(batch) < len(jobs)
-        or len(batch) >= limits.max_requests
-        or sum([job.cost.tokens for job in batch]) >= limits.max_tokens
-        or sum([job.cost.cells for job in batch]) >= limits.max_cells
-    )
+    """Return the next batch of these jobs if it is full, else an empty list."""
+    batch, is_full = _fitting(jobs, limits)
     return batch if is_full else []
 
 
-def _fitting(jobs: Iterable[J], limits: BatchLimits) -> list[J]:
-    """Return the first jobs that keep all limits together; stop at one that does not, since skipping would reorder the lane."""
+def _fitting(jobs: Iterable[J], limits: BatchLimits) -> tuple[list[J], bool]:
+    """Return the first jobs that keep all limits together, and whether they are a full batch: no other job may join.
+
+    It is full if its rows, scores or requests are at their limit, or the next job does not fit: skipping one would reorder the
+    lane. At the limit of weights a job without weights may still join.
+    """
     batch: list[J] = []
     tokens = cells = weights_bytes = 0
     for job in jobs:
@@ -332,6 +330,6 @@ def _fitting(jobs: Iterable[J], limits: BatchLimits) -> list[J]:
             and weights_bytes <= limits.max_weights_bytes
         )
         if batch and not fits:
-            break
+            return batch, True
         batch.append(job)
-    return batch
+    return batch, len(batch) >= limits.max_requests or tokens >= limits.max_tokens or cells >= limits.max_cells
