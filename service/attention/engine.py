@@ -214,8 +214,8 @@ class Engine:
     def _run_inline(self, batch: Sequence[LayerCall]) -> Answers | None:
         """Compute the batch on the caller's thread. Return None if it fails; the compute thread repeats it and reports the error.
 
-        An error raised here would hold the callers' frames and so their jobs, which hold the error: the tensors would stay
-        until the garbage collector runs, just when memory is short. A BaseException would end the event loop, not one batch.
+        An error raised on this thread holds the frames of its callers, these hold the jobs, and a job holds its error. Such a
+        cycle keeps the tensors until a garbage collection, just when memory is short. A BaseException would end the event loop.
         """
         try:
             return self._run(batch)
@@ -267,7 +267,10 @@ class Engine:
             self.load_step_began = None
 
     def _variant_steps(self, loaded: LoadedLayer, dtype: torch.dtype) -> Iterator[None]:
-        """Build a layer in `dtype`, warm it up and check it, one forward pass a step; then calls use it."""
+        """Build a layer in `dtype`, warm it up and check it, one forward pass a step; then calls use it.
+
+        The first step also converts and packs the weights.
+        """
         device, is_bitwise = self.options.device, True
         layer: Variant = ScaledDotProduct(dtype=dtype, device=device)
         if loaded.spec is not None:

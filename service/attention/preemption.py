@@ -37,7 +37,7 @@ def preempted_s() -> float:
 
 
 class Steps(Generic[R]):
-    """One batch on its own thread, in steps of `step_s`; a step ends with the piece that is then running.
+    """One batch on its own thread, in steps: a step ends with the piece that runs when `step_s` is over.
 
     The batch holds `lock` while it computes; `preempted` is set while it waits for its next step.
     `first` is the future of the first step until the batch resumes. A step's future gives the result, or this object if the

@@ -92,7 +92,8 @@ class Batcher(Generic[P, R]):
             return await job.promise
         finally:
             self._withdraw(job)
-            del job, payload  # else error -> traceback -> frame -> job -> promise -> error keeps the tensors until a gc
+            # Else a cycle keeps the tensors until a garbage collection: error -> traceback -> frame -> job -> promise -> error.
+            del job, payload
 
     def admit(self, payload: P, lane: Hashable, cost: Cost, deadline: float, caller: Hashable = None) -> Job[P, R]:
         """Check a job and append it in one synchronous step."""
@@ -119,7 +120,7 @@ class Batcher(Generic[P, R]):
 
     @property
     def num_overloaded(self) -> int:
-        """Number of lanes in sustained overload; 0 while nothing waits or runs."""
+        """Number of lanes in sustained overload; 0 while no job waits and no batch runs (a preempted one does not run)."""
         return self._congestion.num_overloaded if self._lanes.num_jobs or self._running else 0
 
     def check_lane(self, lane: Hashable, caller: Hashable = None, num_coming: int = 0) -> None:

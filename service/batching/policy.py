@@ -94,7 +94,10 @@ class FairQueue(Collection[J]):
         return (next(iter(caller.jobs)) for caller in self._callers.values() if caller.jobs)
 
     def fair_share(self, caller: Hashable) -> Work:
-        """Return the work that runs before a job that this caller adds now: its own work, and as much for each other caller."""
+        """Return the work that runs before a job which this caller adds now: its own, and as much for each other waiting caller.
+
+        It is at most all of the queue's work, and nothing if the caller has no job here.
+        """
         own = self._callers.get(caller)
         if own is None or not own.jobs:
             return Work(0, 0)
@@ -224,7 +227,10 @@ class Lanes(Totals, Generic[J]):
         return self._held.get(caller) or Totals()
 
     def ahead(self, name: Hashable, caller: Hashable = None) -> Work:
-        """Return the work that runs before a job added to this lane now: the lane's own, and as much for each other lane."""
+        """Return the work that runs before a job which this caller adds to this lane now: at most all that waits.
+
+        It is the caller's fair share of the lane (`FairQueue.fair_share`), and as much for each other lane.
+        """
         own, num_lanes = self.jobs(name).fair_share(caller), len(self._lanes)
         return Work(min(self.num_flops, own.flops * num_lanes), min(self.num_jobs, own.num_jobs * num_lanes))
 

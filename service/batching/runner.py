@@ -27,7 +27,7 @@ from service.errors import CostLimit, EngineDown, EngineFailed, ServiceError
 from service.loop_time import Clock, Handle
 
 STUCK = "the engine is stuck: a batch runs longer than any batch may"
-# Loop ticks from a request in a socket to a job or to another answer: the first reads it, the second runs its task.
+# Loop ticks until a request that a socket holds has become a job or been answered: one reads it, the next runs its task.
 TICKS_TO_ARRIVE = 2
 # A batch of more sequences never runs inline: flops predict its time badly.
 MAX_SEQUENCES = 64
@@ -231,8 +231,8 @@ class Runner(Generic[P, R]):
 async def wait_for(future: Future[Sequence[R] | Any], clock: Clock, max_s: float) -> None:
     """Return when the engine's future is done; raise EngineDown if it is not done at the last of STUCK_CHECKS checks in `max_s`.
 
-    A batch that has not begun by then, or when this is cancelled, is cancelled too. Not `asyncio.wrap_future`: that never ends on
-    a StopIteration, and shows a batch the engine cancelled as a cancellation of the caller.
+    In that case, or if this is cancelled, a batch that has not begun is cancelled. `asyncio.wrap_future` would not do: it never
+    ends if the future fails with StopIteration, and if the engine cancels a batch, that looks like a cancellation of the caller.
     """
     loop, done = asyncio.get_running_loop(), asyncio.Event()
     timer: Handle
