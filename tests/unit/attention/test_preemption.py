@@ -284,11 +284,10 @@ def test_each_filler_row_counts_once_although_batches_of_the_layer_run_between_t
 def test_a_batch_between_two_steps_builds_no_variant_that_is_being_checked(monkeypatch):
     """Its bits are those that it gets alone later; a second self-check would keep all batches waiting."""
     built: list[torch.dtype] = []
-    build = engine_module.Layer
 
     def noted(*args: Any, dtype: torch.dtype, **kwargs: Any) -> Layer:
         built.append(dtype)
-        return build(*args, dtype=dtype, **kwargs)
+        return Layer(*args, dtype=dtype, **kwargs)
 
     monkeypatch.setattr(engine_module, "Layer", noted)
     engine = OneLayer(EngineOptions(CPU, torch.float32, step_s=0.0), make_spec(24, 3))

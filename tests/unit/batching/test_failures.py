@@ -389,6 +389,6 @@ def test_a_failed_batch_that_no_caller_waits_for_is_not_retried_or_reported_as_r
             room.engine.fail(failure)
             await turns()
             assert room.engine.batches == [["x", "y"]]
-            assert room.heard.retries == room.heard.splits == []
+            assert (room.heard.retries, room.heard.splits) == ([], [])
 
     run(main)

@@ -300,14 +300,15 @@ def test_a_deadline_that_passed_during_an_inline_batch_fails_and_the_others_are_
 
 def test_a_batch_that_has_ended_refuses_no_request_for_lack_of_time():
     async def main():
-        async with room_with(AtOnce(1.0), inline_s=2.0) as room:
+        engine = AtOnce(1.0)
+        async with room_with(engine, inline_s=2.0) as room:
             await room.send_running("known")
             first = room.batcher.admit("inline", "a", cost_of(), room.clock.now() + 60)
             await first.promise
             assert room.engine.briefs == [False, True]
             assert room.batcher.num_queued == room.batcher.num_running == 0
             hurried = room.batcher.admit("hurried", "a", cost_of(), room.clock.now() + 0.5)
-            room.engine.seconds = 0.0
+            engine.seconds = 0.0
             await hurried.promise
 
     run(main)
