@@ -55,7 +55,7 @@ class LoopTick:
         self._loop: asyncio.AbstractEventLoop | None = None  # the loop that will call `_end`
 
     def ask(self) -> None:
-        # A loop that was closed before `_end` ran never calls it. Look the loop up once a tick: Python 3.11 makes a system call.
+        # Look the loop up once a tick: that costs Python 3.11 a system call. A loop that is closed will not call `_end` any more.
         if self._loop is not None and not self._loop.is_closed():
             return
         try:

@@ -209,7 +209,7 @@ class RequestContext:
 
     def _check_bodies(self, num_bytes: int) -> None:
         if self._waits_its_turn(num_bytes):
-            self._requests.bodies.check(num_bytes, self._timeout_s, self.limits.timeout_s)
+            self._requests.bodies.check(num_bytes, self._timeout_s, self.limits.timeout_s, is_binary=self._is_binary)
 
     async def decoded(self, decode: Callable[[], Coroutine[Any, Any, R]]) -> R:
         """Return the result of `decode`, which decodes the body; a large body waits for the large ones before it.
@@ -224,7 +224,7 @@ class RequestContext:
             try:
                 async with (
                     asyncio.timeout(self._timeout_s - self._elapsed_s()),
-                    self._requests.bodies.decoding(num_bytes),
+                    self._requests.bodies.decoding(num_bytes, is_binary=self._is_binary),
                 ):
                     result = await decode()
             except TimeoutError:

@@ -2,12 +2,13 @@
 
 Lives here: the engine, a layer that it has loaded (`LoadedLayer`), and what the bits of an answer depend on (`Fingerprint`).
 
-Invariants: One thread computes at a time: the engine's own, or the caller's for an inline batch while the engine is idle. A
-long batch is preempted after each step (`preemption.py`); until it resumes, the engine's second thread computes other batches.
-Results depend neither on other calls of the batch (P1) nor on whether weights are requested (P2). A layer serves only after a
-self-check with real forward passes. Batches run between the steps of a load. Out of memory fails the batch, not the process.
-After the device has failed, every batch fails with EngineDown. No table keeps loaded layers alive: when the last catalog or
-request that holds one goes, its memory is free. Only the thread that computes changes a loaded layer.
+Invariants: One thread computes at a time: the engine's own, or the caller's for an inline batch while the engine is idle. A long
+batch is preempted after each step (`preemption.py`); until it resumes, the engine's second thread computes other batches. Results
+depend neither on other calls of the batch (P1) nor on whether weights are requested (P2). A layer serves only after a self-check
+with real forward passes; a batch that runs between the steps of one computes each sequence alone. Batches run between the steps
+of a load. Out of memory fails the batch, not the process. After the device has failed, every batch fails with EngineDown. No
+table keeps loaded layers alive: when the last catalog or request that holds one goes, its memory is free. Only the thread that
+computes changes a loaded layer.
 """
 
 from __future__ import annotations
@@ -96,6 +97,8 @@ class LoadedLayer:
     spec: LayerSpec | None
     tensors: Mapping[str, torch.Tensor]
     variants: dict[torch.dtype, Variant] = dataclasses.field(default_factory=dict)
+    unchecked: dict[torch.dtype, Variant] = dataclasses.field(default_factory=dict)
+    """Variants whose self-check has begun: batches between its steps compute with them, one sequence at a time."""
     seconds: float = 0.0
     """The compute thread's time to load it, self-check included."""
 
@@ -211,8 +214,8 @@ class Engine:
     def _run_inline(self, batch: Sequence[LayerCall]) -> Answers | None:
         """Compute the batch on the caller's thread. Return None if it fails; the compute thread repeats it and reports the error.
 
-        An error raised here would hold the callers' frames and so their jobs, which hold the error: the tensors would stay
-        until the garbage collector runs, just when memory is short. A BaseException would end the event loop, not one batch.
+        An error raised on this thread holds the frames of its callers, these hold the jobs, and a job holds its error. Such a
+        cycle keeps the tensors until a garbage collection, just when memory is short. A BaseException would end the event loop.
         """
         try:
             return self._run(batch)
@@ -264,17 +267,24 @@ class Engine:
             self.load_step_began = None
 
     def _variant_steps(self, loaded: LoadedLayer, dtype: torch.dtype) -> Iterator[None]:
-        """Build a layer in `dtype`, warm it up and check it, one forward pass a step; then calls use it."""
+        """Build a layer in `dtype`, warm it up and check it, one forward pass a step; then calls use it.
+
+        The first step also converts and packs the weights.
+        """
         device, is_bitwise = self.options.device, True
         layer: Variant = ScaledDotProduct(dtype=dtype, device=device)
         if loaded.spec is not None:
             layer = Layer(loaded.spec, loaded.tensors, dtype=dtype, device=device)
-        for kept in checks(layer):
-            is_bitwise = is_bitwise and kept
-            yield
+        loaded.unchecked[dtype] = layer
+        try:
+            for kept in checks(layer):
+                is_bitwise = is_bitwise and kept
+                yield
+        finally:
+            del loaded.unchecked[dtype]
         # By default a GPU promises only a tolerance, so only the exact mode runs sequences one at a time there.
         layer.is_sequential = not is_bitwise if device.type == "cpu" else self.options.exact
-        self.filler_rows += layer.filler_rows
+        self._count_filler(layer)
         loaded.variants[dtype] = layer
 
     @torch.inference_mode()
@@ -297,20 +307,25 @@ class Engine:
     def _forward(self, batch: Sequence[LayerCall]) -> Answers:
         loaded = batch[0].loaded
         dtype = self._dtype(loaded, is_float64=batch[0].is_float64)
-        if dtype not in loaded.variants:  # the first call in this dtype
+        is_unchecked = dtype in loaded.unchecked  # by a batch that is preempted
+        if dtype not in loaded.variants and not is_unchecked:  # the first call in this dtype
             for _ in self._variant_steps(loaded, dtype):
                 preemption_point()
-        layer = loaded.variants[dtype]
-        filled = layer.filler_rows
+        layer = loaded.unchecked[dtype] if is_unchecked else loaded.variants[dtype]
         try:
             calls: list[Any] = [one.call for one in batch]  # the wire makes calls of the layer's own kind
-            answers = layer.forward(calls)
+            answers = layer.forward_apart(calls) if is_unchecked else layer.forward(calls)
         finally:
-            self.filler_rows += layer.filler_rows - filled
+            self._count_filler(layer)
         rows = [answer.output.shape[:2] for answer in answers]
         if rows != [one.call.query.shape[:2] for one in batch]:
             raise RuntimeError("the layer's answers do not match the calls. This is a bug.")
         return answers
+
+    def _count_filler(self, layer: Variant) -> None:
+        """Add the layer's count to the engine's and reset it; a difference would count batches between two steps twice."""
+        self.filler_rows += layer.filler_rows
+        layer.filler_rows = 0
 
     def _dtype(self, loaded: LoadedLayer, *, is_float64: bool = False) -> torch.dtype:
         """Return the dtype to compute in: float64 for float64 queries; else the service's for a layer, float32 without one."""

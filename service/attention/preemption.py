@@ -37,11 +37,11 @@ def preempted_s() -> float:
 
 
 class Steps(Generic[R]):
-    """One batch on its own thread, in steps of `step_s`; a step ends with the piece that is then running.
+    """One batch on its own thread, in steps: a step ends with the piece that runs when `step_s` is over.
 
     The batch holds `lock` while it computes; `preempted` is set while it waits for its next step.
-    `first` is the future of the first step. A step's future gives the result, or this object if the batch is preempted: then
-    call `resume` or `drop`.
+    `first` is the future of the first step until the batch resumes. A step's future gives the result, or this object if the
+    batch is preempted: then call `resume` or `drop`.
     """
 
     def __init__(self, lock: threading.Lock, step_s: float, preempted: threading.Event) -> None:
@@ -67,8 +67,11 @@ class Steps(Generic[R]):
                     result = work()
                 finally:
                     _batch.set(None)
+        except Dropped as error:
+            self._step.set_exception(error.with_traceback(None))  # its frames hold this object and the batch's tensors
         except BaseException as error:  # noqa: BLE001 (the future carries the batch's failure)
             self._step.set_exception(error)
+            del self  # else error -> traceback -> frame -> self -> step -> error keeps the tensors until a gc
         else:
             self._step.set_result(result)
 
@@ -93,7 +96,7 @@ class Steps(Generic[R]):
 
     def resume(self) -> Future[R | Steps[R]]:
         """Continue a preempted batch; return the future of its next step."""
-        step = self._step
+        step = self.first = self._step  # the future of the step before holds this object: a cycle
         self._preempted.clear()
         self._resumed.release()
         return step

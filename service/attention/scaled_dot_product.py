@@ -37,6 +37,8 @@ class ScaledDotProduct:
         """Return one answer per call, in order."""
         return [self._answer(call) for call in calls]
 
+    forward_apart = forward
+
     def _answer(self, call: AttentionCall) -> Answer:
         outputs = _empty_output(call)
         sinks = None if call.sinks is None else call.sinks.to(self._like)

@@ -18,7 +18,7 @@ from service.attention.masks import CombinedMask, Sizes, causal
 from service.attention.scaled_dot_product import ScaledDotProduct
 
 # Lengths around every rounding rule of `projection.py`: single rows, odd counts, below and above 12 rows, a common long one. The
-# last is plain self-attention: a large batch has it 12 times and may compute most of them in one call.
+# last is self-attention without a mask: the large batch has it 12 times, and one kernel call may compute most or all of these.
 LENGTHS = (1, 2, 3, 5, 11, 12, 13, 1, 30, 7, 64, 20, 9, 33)
 LARGE_BATCH = 12
 # Lengths at which one sequence skips the copy but a group does not (`kernels.ready`): checked alone and twice in one call.

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Generic
 
 from service.batching.admission import Admission, QueueLimits
 from service.batching.engine_protocol import Engine, Observer
 from service.batching.job import NOTHING, Cost, Job, Outcome, P, R
-from service.batching.policy import MAX_FLOPS_BETWEEN, BatchLimits, Lanes, full_batch, take
+from service.batching.policy import MAX_FLOPS_BETWEEN, BatchLimits, FairQueue, Lanes, full_batch, take
 from service.batching.runner import Runner
 from service.errors import Draining, EngineDown, NotReady, ServiceError
 from service.loop_time import Clock
@@ -92,7 +92,8 @@ class Batcher(Generic[P, R]):
             return await job.promise
         finally:
             self._withdraw(job)
-            del job, payload  # else error -> traceback -> frame -> job -> promise -> error keeps the tensors until a gc
+            # Else a cycle keeps the tensors until a garbage collection: error -> traceback -> frame -> job -> promise -> error.
+            del job, payload
 
     def admit(self, payload: P, lane: Hashable, cost: Cost, deadline: float, caller: Hashable = None) -> Job[P, R]:
         """Check a job and append it in one synchronous step."""
@@ -119,7 +120,7 @@ class Batcher(Generic[P, R]):
 
     @property
     def num_overloaded(self) -> int:
-        """Number of lanes in sustained overload; 0 while nothing waits or runs."""
+        """Number of lanes in sustained overload; 0 while no job waits and no batch runs (a preempted one does not run)."""
         return self._congestion.num_overloaded if self._lanes.num_jobs or self._running else 0
 
     def check_lane(self, lane: Hashable, caller: Hashable = None, num_coming: int = 0) -> None:
@@ -166,7 +167,6 @@ class Batcher(Generic[P, R]):
         if not self._lanes.num_jobs:
             self._lanes.reset_shares()
             self._congestion.idle(self._clock.now())
-            self._speed.end()
         while (due_at := self._due_at()) > self._clock.now():
             await self._wait(self._arrived, due_at)
         # Before an inline batch blocks the loop, take in arrived requests until a pass over the sockets adds no job.
@@ -190,7 +190,9 @@ class Batcher(Generic[P, R]):
         limits = self._queue_limits
         if not self._lanes.num_jobs:
             return math.inf
-        if limits.max_wait_s <= 0 or self.is_draining or not self._could_grow():
+        if limits.max_wait_s <= 0 or self.is_draining or self._lanes.num_jobs >= limits.capacity:
+            return -math.inf
+        if self._lanes.is_any_full(self._batch_limits):  # maybe not the next lane's, but the engine would be idle
             return -math.inf
         return min(job.accepted_at for job in self._lanes.heads) + limits.max_wait_s
 
@@ -200,12 +202,16 @@ class Batcher(Generic[P, R]):
             self._lanes.next_jobs, self._batch_limits
         )
 
-    async def _give_way(self, lane: Hashable, seconds: float) -> None:
-        """Run due batches of other lanes, up to their share, while a batch of this lane is preempted after a step of `seconds`.
+    async def _give_way(self, lane: Hashable, seconds: float, is_last: bool) -> None:
+        """Charge this lane for a step of `seconds`; if its batch is now preempted, run due batches of others, up to their share.
 
         A long batch waits until the preempted one has ended: at most one is preempted, so the memory held is bounded.
         """
-        self._lanes.preempt(lane, self._speed.charge_rate * seconds)
+        charge = self._speed.charge_rate * seconds
+        if is_last:
+            self._lanes.charge_last_step(lane, charge)
+            return
+        self._lanes.preempt(lane, charge)
         self._preempted, self._running = self._running, []
         while self._lanes.num_jobs and (name := self._lanes.next_between(self._may_run_between)) is not None:
             await self._execute(name)
@@ -213,12 +219,11 @@ class Batcher(Generic[P, R]):
         self._lanes.resume()
         self._running, self._preempted = self._preempted, []
 
-    def _may_run_between(self, jobs: Collection[Job[P, R]]) -> bool:
+    def _may_run_between(self, jobs: FairQueue[Job[P, R]]) -> bool:
         """Whether a lane's next batch, made of these jobs, is due and short."""
-        oldest = next(iter(jobs))
-        if oldest.cost.flops > MAX_FLOPS_BETWEEN:
+        if next(iter(jobs)).cost.flops > MAX_FLOPS_BETWEEN:
             return False
-        due_at = oldest.accepted_at + self._queue_limits.max_wait_s
+        due_at = min(job.accepted_at for job in jobs.heads) + self._queue_limits.max_wait_s
         return self.is_draining or due_at <= self._clock.now() or bool(full_batch(jobs, self._batch_limits))
 
     async def _execute(self, name: Hashable = None) -> None:

@@ -51,11 +51,18 @@ J = TypeVar("J", bound=Waiting)
 
 @dataclass(slots=True)
 class _Caller(Generic[J]):
-    """One caller's jobs with their virtual start times, and the virtual start time of its next job."""
+    """One caller's jobs with the work to charge for each, and the virtual time at which the first starts.
 
-    next_start: int
+    A later job starts when those before it have been charged, so a job that leaves unserved delays none.
+    """
+
+    start: int
     jobs: OrderedDict[J, int] = field(default_factory=OrderedDict)  # O(1) at the front, the back and in between
     flops: int = 0
+
+    @property
+    def by_start(self) -> Iterator[tuple[int, J]]:
+        return zip(itertools.accumulate(self.jobs.values(), initial=self.start), self.jobs, strict=False)
 
 
 class FairQueue(Collection[J]):
@@ -78,16 +85,19 @@ class FairQueue(Collection[J]):
     def __iter__(self) -> Iterator[J]:
         if len(self._callers) == 1:
             return iter(next(iter(self._callers.values())).jobs)
-        by_start = ([(start, job) for job, start in caller.jobs.items()] for caller in self._callers.values())
+        by_start = [caller.by_start for caller in self._callers.values()]
         return (job for _, job in heapq.merge(*by_start, key=lambda entry: entry[0]))
 
     @property
     def heads(self) -> Iterator[J]:
-        """The oldest job of each caller."""
+        """The oldest job of each caller; the first in fair order need not be the oldest of all."""
         return (next(iter(caller.jobs)) for caller in self._callers.values() if caller.jobs)
 
     def fair_share(self, caller: Hashable) -> Work:
-        """Return the work that runs before a job that this caller adds now: its own work, and as much for each other caller."""
+        """Return the work that runs before a job which this caller adds now: its own, and as much for each other waiting caller.
+
+        It is at most all of the queue's work, and nothing if the caller has no job here.
+        """
         own = self._callers.get(caller)
         if own is None or not own.jobs:
             return Work(0, 0)
@@ -98,25 +108,26 @@ class FairQueue(Collection[J]):
         caller = self._callers.get(job.caller)
         if caller is None:
             caller = self._callers[job.caller] = _Caller(self._virtual_time)
-        start = max(caller.next_start, self._virtual_time)
-        caller.jobs[job] = start
-        caller.next_start = start + job.cost.flops + JOB_OVERHEAD_FLOPS
+        if not caller.jobs:
+            caller.start = max(caller.start, self._virtual_time)
+        caller.jobs[job] = job.cost.flops + JOB_OVERHEAD_FLOPS
         caller.flops += job.cost.flops
         self.flops += job.cost.flops
         self._num_jobs += 1
 
     def remove(self, job: J, *, is_served: bool = False) -> bool:
-        """Remove a job from any position; return False if it is not in the queue."""
+        """Remove a job from any position, charged to its caller if it is served; return False if it is not in the queue."""
         caller = self._callers.get(job.caller)
-        start = None if caller is None else caller.jobs.pop(job, None)
-        if caller is None or start is None:
+        charge = None if caller is None else caller.jobs.pop(job, None)
+        if caller is None or charge is None:
             return False
         caller.flops -= job.cost.flops
         self.flops -= job.cost.flops
         self._num_jobs -= 1
         if is_served:
-            self._virtual_time = max(self._virtual_time, start)
-        if not caller.jobs and caller.next_start <= self._virtual_time:
+            self._virtual_time = max(self._virtual_time, caller.start)
+            caller.start += charge
+        if not caller.jobs and caller.start <= self._virtual_time:
             del self._callers[job.caller]
         return True
 
@@ -185,7 +196,14 @@ class Lanes(Totals, Generic[J]):
         """Record that the preempted batch resumes or has ended."""
         self._preempted = None
 
-    def next_between(self, may_run: Callable[[Collection[J]], bool]) -> Hashable | None:
+    def charge_last_step(self, name: Hashable, charge: float) -> None:
+        """Charge a lane for the step that ended its batch, since `preempt` has dropped the batch's earlier charge."""
+        if name in self._lanes:
+            self._lanes[name].start += int(charge)
+        else:
+            self._debts[name] = self._virtual_time + int(charge)
+
+    def next_between(self, may_run: Callable[[FairQueue[J]], bool]) -> Hashable | None:
         """Return the lane to run while a batch is preempted, or None. The preempted batch's own lane never runs."""
         starts = {name: lane.start for name, lane in self._lanes.items() if lane.start <= self._virtual_time}
         others = [name for name in starts if name != self._preempted and may_run(self.jobs(name))]
@@ -196,6 +214,10 @@ class Lanes(Totals, Generic[J]):
         """The oldest job of each caller in each lane."""
         return [job for lane in self._lanes.values() for job in lane.heads]
 
+    def is_any_full(self, limits: BatchLimits) -> bool:
+        """Whether the next batch of any lane is full."""
+        return any(full_batch(lane, limits) for lane in self._lanes.values())
+
     def jobs(self, name: Hashable) -> FairQueue[J]:
         """Return the jobs of a lane; empty if there is no such lane."""
         return self._lanes.get(name) or FairQueue()
@@ -205,7 +227,10 @@ class Lanes(Totals, Generic[J]):
         return self._held.get(caller) or Totals()
 
     def ahead(self, name: Hashable, caller: Hashable = None) -> Work:
-        """Return the work that runs before a job added to this lane now: the lane's own, and as much for each other lane."""
+        """Return the work that runs before a job which this caller adds to this lane now: at most all that waits.
+
+        It is the caller's fair share of the lane (`FairQueue.fair_share`), and as much for each other lane.
+        """
         own, num_lanes = self.jobs(name).fair_share(caller), len(self._lanes)
         return Work(min(self.num_flops, own.flops * num_lanes), min(self.num_jobs, own.num_jobs * num_lanes))
 
@@ -277,7 +302,7 @@ def take(lanes: Lanes[J], limits: BatchLimits, name: Hashable = None) -> list[J]
     """Take the next batch from the lanes, or from lane `name` to run between two steps; empty only if nothing waits."""
     if not lanes.num_jobs:
         return []
-    batch = _fitting(lanes.next_jobs if name is None else lanes.jobs(name), limits)
+    batch, _ = _fitting(lanes.next_jobs if name is None else lanes.jobs(name), limits)
     if name is not None:
         done = itertools.accumulate(job.cost.flops for job in batch)
         batch = [job for job, flops in zip(batch, done, strict=True) if flops <= MAX_FLOPS_BETWEEN]
@@ -287,19 +312,17 @@ def take(lanes: Lanes[J], limits: BatchLimits, name: Hashable = None) -> list[J]
 
 
 def full_batch(jobs: Collection[J], limits: BatchLimits) -> list[J]:
-    """Return the next batch of these jobs if it is full (a limit is reached, or some job does not fit), else an empty list."""
-    batch = _fitting(jobs, limits)
-    is_full = (
-        len(batch) < len(jobs)
-        or len(batch) >= limits.max_requests
-        or sum([job.cost.tokens for job in batch]) >= limits.max_tokens
-        or sum([job.cost.cells for job in batch]) >= limits.max_cells
-    )
+    """Return the next batch of these jobs if it is full, else an empty list."""
+    batch, is_full = _fitting(jobs, limits)
     return batch if is_full else []
 
 
-def _fitting(jobs: Iterable[J], limits: BatchLimits) -> list[J]:
-    """Return the first jobs that keep all limits together; stop at one that does not, since skipping would reorder the lane."""
+def _fitting(jobs: Iterable[J], limits: BatchLimits) -> tuple[list[J], bool]:
+    """Return the first jobs that keep all limits together, and whether they are a full batch: no other job may join.
+
+    It is full if its rows, scores or requests are at their limit, or the next job does not fit: skipping one would reorder the
+    lane. At the limit of weights a job without weights may still join.
+    """
     batch: list[J] = []
     tokens = cells = weights_bytes = 0
     for job in jobs:
@@ -313,6 +336,6 @@ def _fitting(jobs: Iterable[J], limits: BatchLimits) -> list[J]:
             and weights_bytes <= limits.max_weights_bytes
         )
         if batch and not fits:
-            break
+            return batch, True
         batch.append(job)
-    return batch
+    return batch, len(batch) >= limits.max_requests or tokens >= limits.max_tokens or cells >= limits.max_cells

@@ -27,7 +27,7 @@ from service.errors import CostLimit, EngineDown, EngineFailed, ServiceError
 from service.loop_time import Clock, Handle
 
 STUCK = "the engine is stuck: a batch runs longer than any batch may"
-# Loop ticks from a request in a socket to a job or to another answer: the first reads it, the second runs its task.
+# Loop ticks until a request that a socket holds has become a job or been answered: one reads it, the next runs its task.
 TICKS_TO_ARRIVE = 2
 # A batch of more sequences never runs inline: flops predict its time badly.
 MAX_SEQUENCES = 64
@@ -36,8 +36,9 @@ MAX_SEQUENCES = 64
 FAR_TOO_LONG = 3
 # Lanes of unloaded layers are never removed one by one; at this number of lanes the records of all are dropped.
 MAX_LANES = 1024
-# A callback that is awaited before a preempted batch resumes; it gets the batch's lane and the seconds of its last step.
-Between = Callable[[Hashable, float], Awaitable[object]]
+# A callback that is awaited after each step of a preempted batch, before it resumes: it gets the batch's lane, the seconds of the
+# step, and whether that was the last.
+AfterStep = Callable[[Hashable, float, bool], Awaitable[object]]
 
 
 @dataclass(slots=True)
@@ -105,14 +106,14 @@ class Runner(Generic[P, R]):
         observer: Observer,
         speed: Speed,
         limits: ComputeLimits,
-        between: Between,
+        after_step: AfterStep,
     ) -> None:
         self._engine = engine
         self._clock = clock
         self._observer = observer
         self._speed = speed
         self._max_s = limits.max_s
-        self._between = between
+        self._after_step = after_step
         self._inline_policy = InlinePolicy(limits.inline_s)
         self._blocked_s = 0.0  # by inline batches, since the loop last had time for other requests
 
@@ -159,9 +160,11 @@ class Runner(Generic[P, R]):
         if not ended_at_once:
             last, steps_s = await self._in_steps(jobs, work, future)
             if last is None:
+                self._speed.end()
                 return []
             future, compute_s = last, waited_s + steps_s
             del last
+        self._speed.end()
         failure = failure_of(future, len(jobs))
         if failure is None:
             for job, result in zip(jobs, future.result(), strict=True):
@@ -185,12 +188,14 @@ class Runner(Generic[P, R]):
         while True:
             await wait_for(future, self._clock, self._max_s)
             step_s = self._clock.now() - started_at
-            total_s += step_s
             batch = preempted(future)
             if batch is None:
-                return future, total_s
+                if total_s:  # it was preempted before
+                    await self._after_step(jobs[0].lane, step_s, True)
+                return future, total_s + step_s
+            total_s += step_s
             try:
-                await self._between(jobs[0].lane, step_s)
+                await self._after_step(jobs[0].lane, step_s, False)
             except BaseException:
                 batch.drop()
                 raise
@@ -210,6 +215,8 @@ class Runner(Generic[P, R]):
             raise failure
         lane, left = jobs[0].lane, [job for job in jobs if not job.is_settled]
         self._inline_policy.failed(lane)
+        if not left:
+            return []
         if len(jobs) == 1:
             jobs[0].fail(caller_error(failure))
             return []
@@ -224,8 +231,8 @@ class Runner(Generic[P, R]):
 async def wait_for(future: Future[Sequence[R] | Any], clock: Clock, max_s: float) -> None:
     """Return when the engine's future is done; raise EngineDown if it is not done at the last of STUCK_CHECKS checks in `max_s`.
 
-    A batch that has not begun by then, or when this is cancelled, is cancelled too. Not `asyncio.wrap_future`: that never ends on
-    a StopIteration, and shows a batch the engine cancelled as a cancellation of the caller.
+    In that case, or if this is cancelled, a batch that has not begun is cancelled. `asyncio.wrap_future` would not do: it never
+    ends if the future fails with StopIteration, and if the engine cancels a batch, that looks like a cancellation of the caller.
     """
     loop, done = asyncio.get_running_loop(), asyncio.Event()
     timer: Handle

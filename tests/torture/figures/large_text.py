@@ -51,8 +51,8 @@ def plant() -> None:
 
     from service.batching.decoding_queue import DecodingQueue
 
-    DecodingQueue.check = lambda *_: None  # type: ignore[method-assign]
-    DecodingQueue.decoding = lambda *_: contextlib.nullcontext()  # type: ignore[method-assign, assignment]
+    DecodingQueue.check = lambda *_, **__: None  # type: ignore[method-assign]
+    DecodingQueue.decoding = lambda *_, **__: contextlib.nullcontext()  # type: ignore[method-assign, assignment]
 
 
 def measure(form: Form) -> Iterator[Row]:

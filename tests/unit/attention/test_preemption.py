@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import itertools
 import math
 import threading
+import weakref
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +20,7 @@ from service.attention import kernels, preemption
 from service.attention.call import Call, WeightsWanted
 from service.attention.engine import EngineOptions
 from service.attention.kernels import MAX_WORK, Heads, attend, may_share
+from service.attention.layer import Layer
 from service.attention.masks import CombinedMask, Sizes, causal
 from service.attention.preemption import Dropped, Steps, preemption_point
 from service.attention.projection import PIECE_ROWS, Plain
@@ -134,6 +138,34 @@ def test_a_failure_in_a_later_step_is_the_failure_of_that_step():
     thread.join()
 
 
+@pytest.mark.parametrize("how", ["answers", "fails at once", "fails later", "is dropped"])
+def test_a_batch_that_has_ended_leaves_no_reference_cycle(how):
+    """A cycle would keep the batch's tensors until some later gc, just when memory is short."""
+
+    def compute(tensor: torch.Tensor) -> torch.Tensor:
+        if how != "fails at once":
+            preemption_point()
+        if how != "answers":
+            raise RuntimeError(tensor.shape)
+        return tensor
+
+    gc.disable()
+    try:
+        tensor = torch.zeros(1)
+        held = weakref.ref(tensor)
+        steps: Steps[Any] = Steps(threading.Lock(), 0.0, threading.Event())
+        thread = in_thread(steps, functools.partial(compute, tensor))
+        if how == "is dropped":
+            steps.first.result(10).drop()
+        elif how != "fails at once":
+            steps.first.result(10).resume()
+        thread.join(10)
+        del tensor, steps, thread
+        assert held() is None
+    finally:
+        gc.enable()
+
+
 def test_a_batch_cancelled_before_its_start_does_nothing():
     done: list[int] = []
     steps: Steps[None] = Steps(threading.Lock(), 0.0, threading.Event())
@@ -226,6 +258,65 @@ def test_the_busy_time_of_the_engine_excludes_the_time_of_preemptions(monkeypatc
         offset_s = 100.0
         to_the_end(preempted.resume())
         assert preempted.preempted_s > 100 > engine.engine.busy_seconds - before > 0
+    finally:
+        engine.close()
+
+
+def test_each_filler_row_counts_once_although_batches_of_the_layer_run_between_two_steps():
+    def num_rows(num_between: int) -> int:
+        engine = OneLayer(EngineOptions(CPU, torch.float32, step_s=0.0), make_spec(24, 3))
+        small = [Call(randn(1, 1, 24))]
+        try:
+            before = engine.engine.filler_rows
+            preempted = engine.run([large_calls()["many sequences"]]).result(10)
+            for _ in range(num_between):
+                engine.run(small).result(10)
+            to_the_end(preempted.resume())
+            for _ in range(5 - num_between):
+                to_the_end(engine.run(small))
+            return engine.engine.filler_rows - before
+        finally:
+            engine.close()
+
+    assert num_rows(5) == num_rows(0) > 0
+
+
+def test_a_batch_between_two_steps_builds_no_variant_that_is_being_checked(monkeypatch):
+    """Its bits are those that it gets alone later; a second self-check would keep all batches waiting."""
+    built: list[torch.dtype] = []
+
+    def noted(*args: Any, dtype: torch.dtype, **kwargs: Any) -> Layer:
+        built.append(dtype)
+        return Layer(*args, dtype=dtype, **kwargs)
+
+    monkeypatch.setattr(engine_module, "Layer", noted)
+    engine = OneLayer(EngineOptions(CPU, torch.float32, step_s=0.0), make_spec(24, 3))
+    beside = [Call(randn(3, 7, 24, seed=4).double()), Call(randn(1, 2, 24, seed=5).double())]
+    try:
+        future, found = engine.run([large_calls()["float64"]]), []
+        while isinstance(preempted := future.result(10), Steps):
+            found.append(engine.run(beside).result(10))
+            future = preempted.resume()
+        assert len(found) > 20
+        assert built == [torch.float32, torch.float64]
+        assert not engine.loaded.unchecked
+        alone = [to_the_end(engine.run([call]))[0][0] for call in beside]
+        for answers in found:
+            assert all(same_answers(*pair) for pair in zip(answers, alone, strict=True))
+    finally:
+        engine.close()
+
+
+def test_a_dropped_self_check_is_begun_again_by_the_next_batch():
+    engine = OneLayer(EngineOptions(CPU, torch.float32, step_s=0.0), make_spec(24, 3))
+    try:
+        for _ in range(2):
+            preempted = engine.run([large_calls()["float64"]]).result(10)
+            assert isinstance(preempted, Steps)
+            preempted.drop()
+            assert isinstance(preempted.first.exception(10), Dropped)
+            assert not engine.loaded.unchecked
+            assert torch.float64 not in engine.loaded.variants
     finally:
         engine.close()
 

@@ -332,3 +332,19 @@ def test_it_works_with_a_real_clock_and_a_real_thread(loop_factory):
         assert heard.queue[-1] == (0, 0)
 
     run(main, loop_factory=loop_factory)
+
+
+def test_the_engine_is_not_idle_while_another_lane_than_the_next_has_a_full_batch():
+    async def main():
+        async with Room(max_wait_s=0.050, max_requests=3) as room:
+            room.send("one", "a")
+            await turns()
+            assert room.engine.batches == []
+            for number in range(3):
+                room.send(number, "b")
+            await turns()
+            room.engine.open()
+            await turns()
+            assert room.engine.batches == [["one"], [0, 1, 2]]
+
+    run(main)

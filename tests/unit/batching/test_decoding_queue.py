@@ -25,9 +25,9 @@ class Bodies:
         self.order: list[object] = []
         self.decoded = asyncio.Event()
 
-    def come(self, name: object, num_bytes: int = MIB) -> asyncio.Task[None]:
+    def come(self, name: object, num_bytes: int = MIB, *, is_binary: bool = False) -> asyncio.Task[None]:
         async def decode() -> None:
-            async with self.queue.decoding(num_bytes):
+            async with self.queue.decoding(num_bytes, is_binary=is_binary):
                 self.order.append(name)
                 self.decoded.clear()
                 await self.decoded.wait()
@@ -176,5 +176,51 @@ def test_a_body_that_fails_to_decode_does_not_change_the_speed():
             await turns()
             assert bodies.queue.wait_s(MIB) == pytest.approx(2.0)
             await leave(task)
+
+    run(main)
+
+
+def test_text_and_binary_bodies_are_forecast_by_the_rate_of_their_form():
+    async def main():
+        async with known_pace() as bodies:
+            for _ in range(16):
+                task = bodies.come("binary", 32 * MIB, is_binary=True)
+                await turns()
+                await bodies.decode(0.02)
+                await task
+            texts = [bodies.come(number) for number in range(MAX_BODIES - 1)]
+            await turns()
+            assert bodies.queue.wait_s(MIB) == pytest.approx(4.0), "text takes as long as before"
+            assert bodies.queue.wait_s(32 * MIB, is_binary=True) == pytest.approx(3.02)
+            with pytest.raises(QueueFull):
+                bodies.queue.check(MIB, DEADLINE_S, most_s=3.5)
+            bodies.queue.check(32 * MIB, DEADLINE_S, most_s=3.5, is_binary=True)
+            await leave(*texts)
+            many = [bodies.come(number, 32 * MIB, is_binary=True) for number in range(16)]
+            await turns()
+            assert bodies.queue.num_bytes == 16 * 32 * MIB
+            bodies.queue.check(32 * MIB, DEADLINE_S, DEADLINE_S, is_binary=True)
+            await leave(*many)
+
+    run(main)
+
+
+def test_an_overload_by_text_is_found_after_fast_binary_bodies():
+    async def main():
+        async with known_pace(standing_wait_s=0.1) as bodies:
+            for _ in range(16):
+                task = bodies.come("binary", 32 * MIB, is_binary=True)
+                await turns()
+                await bodies.decode(0.001)
+                await task
+            tasks = [bodies.come(number, MIB // 10) for number in range(4)]
+            await turns()
+            for _ in range(3):
+                tasks.append(bodies.come("more", MIB // 10))
+                await turns()
+                await bodies.decode(0.1)
+            with pytest.raises(QueueFull):
+                bodies.queue.check(MIB // 10, DEADLINE_S, DEADLINE_S)
+            await leave(*tasks)
 
     run(main)

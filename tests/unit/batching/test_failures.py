@@ -376,3 +376,19 @@ def test_x13_a_running_batch_may_be_cancelled_entirely_and_the_next_one_runs():
             assert result_of(await ended(room.send("next"))) == ("answer", "next")
 
     run(main)
+
+
+@pytest.mark.parametrize("failure", [ValueError("x"), CostLimit("too much")])
+def test_a_failed_batch_that_no_caller_waits_for_is_not_retried_or_reported_as_retried(failure):
+    async def main():
+        async with Room() as room:
+            clients = await room.send_running("x", "y")
+            for client in clients:
+                client.cancel()
+            await turns()
+            room.engine.fail(failure)
+            await turns()
+            assert room.engine.batches == [["x", "y"]]
+            assert (room.heard.retries, room.heard.splits) == ([], [])
+
+    run(main)

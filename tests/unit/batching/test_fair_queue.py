@@ -98,3 +98,29 @@ def test_a_returning_caller_keeps_its_debt():
     assert serve(queue)[0].caller == "x"
     queue.append(Item(caller="x"))
     assert [item.caller for item in queue] == ["y", "y", "x"]
+
+
+@given(st.lists(st.integers(0, 10**9), min_size=1, max_size=30), st.data())
+def test_a_job_that_leaves_unserved_is_not_charged(flops, data):
+    """A caller whose jobs were withdrawn or have expired is served as if it had never sent them."""
+    left = [Item(cost=cost(flops=some), caller="x") for some in flops]
+    kept = data.draw(st.lists(st.sampled_from(left), unique=True).map(lambda some: sorted(some, key=left.index)))
+    others = [Item(cost=cost(flops=10**8), caller="y") for _ in range(30)]
+    queue, never_sent = queue_of([*others, *left]), queue_of([*others, *kept])
+    for item in left:
+        assert item in kept or queue.remove(item)
+    late = Item(caller="x")
+    for one in (queue, never_sent):
+        one.append(late)
+    assert list(queue) == list(never_sent)
+
+
+def test_a_caller_that_withdrew_all_its_jobs_waits_no_longer_for_them():
+    queue = queue_of(Item(caller="waits") for _ in range(200))
+    serve(queue)
+    for item in [Item(caller="leaves") for _ in range(100)]:
+        queue.append(item)
+        assert queue.remove(item)
+    late = Item(caller="leaves")
+    queue.append(late)
+    assert list(queue).index(late) <= 1

@@ -296,3 +296,19 @@ def test_a_deadline_that_passed_during_an_inline_batch_fails_and_the_others_are_
             assert patient.result().compute_s == 1.0
 
     run(main)
+
+
+def test_a_batch_that_has_ended_refuses_no_request_for_lack_of_time():
+    async def main():
+        engine = AtOnce(1.0)
+        async with room_with(engine, inline_s=2.0) as room:
+            await room.send_running("known")
+            first = room.batcher.admit("inline", "a", cost_of(), room.clock.now() + 60)
+            await first.promise
+            assert room.engine.briefs == [False, True]
+            assert room.batcher.num_queued == room.batcher.num_running == 0
+            hurried = room.batcher.admit("hurried", "a", cost_of(), room.clock.now() + 0.5)
+            engine.seconds = 0.0
+            await hurried.promise
+
+    run(main)

@@ -269,3 +269,66 @@ def test_max_wait_ms_holds_between_two_steps_too():
             assert room.engine.in_hand == ["minnow"]
 
     run(main)
+
+
+@pytest.mark.parametrize("last_s", [0.024, 0.010])
+def test_the_last_step_of_a_long_batch_counts_in_its_share(last_s):
+    """Two lanes that always have work: batches of two steps in one, short batches in the other."""
+
+    async def main():
+        async with Room(max_requests=1, capacity=10**4) as room:
+            await whale(room, "first")
+            seconds = {"long": 0.0, "short": 0.0}
+            for _ in range(2):
+                room.send("long", "deep", cost=LONG)
+            for _ in range(600):
+                room.send("short", "shallow", cost=cost_of(flops=BATCH_OVERHEAD_FLOPS // 100))
+            await turns()
+            is_first_step = True
+            for _ in range(500):
+                is_long = room.engine.in_hand != ["short"]
+                took = 0.005 if not is_long else 0.025 if is_first_step else last_s
+                seconds["long" if is_long else "short"] += took
+                room.clock.advance(took)
+                if is_long and is_first_step:
+                    room.engine.preempt()
+                else:
+                    room.engine.release()
+                    if is_long:
+                        room.send("long", "deep", cost=LONG)
+                if is_long:
+                    is_first_step = not is_first_step
+                await turns()
+            room.batcher.give_up()
+            share = seconds["long"] / sum(seconds.values())
+            assert 0.4 < share < 0.56, share
+
+    run(main)
+
+
+def test_between_two_steps_a_lane_is_due_by_its_oldest_job():
+    """The first job in fair order is younger: its caller has had less work done."""
+
+    async def main():
+        async with Room(max_wait_s=3.0) as room:
+            room.send("whale", "deep", cost=LONG)
+            await turns()
+            room.clock.advance(3.0)
+            await turns()
+            for number in range(2):
+                room.send(number, "shallow", caller="much", cost=cost_of(flops=MAX_FLOPS_BETWEEN - 1))
+            await turns()
+            await step(room, 3.0)
+            assert room.engine.in_hand == [0]
+            room.clock.advance(2.0)
+            room.engine.release()
+            await turns()
+            assert room.engine.in_hand == ["whale"], "the other lane has had more than its share"
+            room.clock.advance(4.0)
+            room.send("young", "shallow", caller="little")
+            await turns()
+            assert [job.payload for job in room.batcher._lanes.jobs("shallow")] == ["young", 1]
+            await step(room)
+            assert room.engine.in_hand == ["young"]
+
+    run(main)
