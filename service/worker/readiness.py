@@ -149,13 +149,13 @@ class Readiness:
         if self._write_error is None and before is not None:
             self._telemetry.heartbeat_recovered()
         reason = self._own_reason()
-        refusal, is_file_changed = self._registry.refusal or ("", False)
+        refusal = self._registry.refusal
         self._channel.report(
             state=self._state(reason),
             reason=reason or "",
             version=self._version,
-            refusal=refusal,
-            is_file_changed=is_file_changed,
+            refusal="" if refusal is None else refusal.message,
+            is_file_changed=refusal is not None and refusal.is_file_changed,
         )
         self.check()
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from service.supervisor.status import ServiceStatus, State, WorkerStatus
+from service.worker.layer_registry import Refusal
 from service.worker.readiness import DRAINING, LOADING, NOT_LISTENING, Readiness
 
 
@@ -134,7 +135,7 @@ def test_draining_is_final_and_reported_at_once(process):
 
 
 def test_an_acknowledgement_and_the_refusal_of_its_change_are_one_report(process):
-    process.registry.refusal = ("no memory", False)
+    process.registry.refusal = Refusal("no memory", is_file_changed=False, code="layer_not_loaded")
     process.readiness.state_applied(3)
     assert process.channel.status == WorkerStatus(State.STARTING, NOT_LISTENING, 3, "no memory")
 
