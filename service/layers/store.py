@@ -30,7 +30,7 @@ import torch
 
 from service.attention.spec import LayerSpec
 from service.errors import LayerError, LayerMissing, LayerNotLoaded
-from service.layers.safetensors_file import DTYPES, open_regular, parse_object, read_header, read_tensor
+from service.layers.safetensors_file import DTYPES, open_regular, opening_failed, parse_object, read_header, read_tensor
 from service.layers.wording import about, listed, quoted, shape_text, translated
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
@@ -167,7 +167,7 @@ class Store:
         except FileNotFoundError as error:
             raise LayerMissing("the layer directory has no file of that name") from error
         except OSError as error:  # a loop of links, a directory without permission
-            raise LayerError("the file cannot be opened") from error
+            raise opening_failed(error) from error
         if os.path.commonpath([root, path]) != root:
             raise LayerError("the file is a link to a place outside the layer directory")
         return path
