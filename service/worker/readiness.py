@@ -30,6 +30,8 @@ from service.worker.layer_registry import LayerRegistry
 
 # If a layer has answered nothing for this many probe intervals, the process is not ready.
 STALE_INTERVALS = 3
+# How many heartbeat intervals a probe may take.
+PROBE_HEARTBEATS = 2
 LOADING = "layers are being loaded"
 NOT_LISTENING = "the port is not open yet"
 DRAINING = "draining"
@@ -40,8 +42,8 @@ class Readiness:
     """One for each process; made inside the event loop it runs on.
 
     `restore` makes the missing parts of the run directory and returns whether any were missing; it may raise OSError. A layer
-    that has answered nothing for `probe_s` is probed; a probe may take `probe_timeout_s`. `joined` is called when a new process
-    becomes ready while others have been ready before.
+    that has answered nothing for `probe_s` is probed at the next heartbeat. `joined` is called when a new process becomes ready
+    while others have been ready before.
     """
 
     def __init__(
@@ -52,7 +54,7 @@ class Readiness:
         telemetry: Telemetry,
         restore: Callable[[], bool],
         probe_s: float,
-        probe_timeout_s: float,
+        heartbeat_s: float,
     ) -> None:
         self.joined: Callable[[], object] = bool
         self._channel = channel
@@ -61,7 +63,9 @@ class Readiness:
         self._telemetry = telemetry
         self._restore = restore
         self._probe_s = probe_s
-        self._probe_timeout_s = probe_timeout_s
+        self._probe_timeout_s = PROBE_HEARTBEATS * heartbeat_s
+        # With rare heartbeats: a layer becomes due just after one, is probed at the next, and the probe takes its time.
+        self._stale_s = max(STALE_INTERVALS * probe_s, probe_s + heartbeat_s + self._probe_timeout_s)
         self._reason: str | None = LOADING
         self._write_error: str | None = None  # why the run directory cannot be written
         self._has_loaded = asyncio.Event()  # set when the layers are loaded, or never will be
@@ -123,18 +127,21 @@ class Readiness:
     def _why_stale(self, catalog: Catalog) -> str | None:
         for model in catalog.models():
             age = self._telemetry.seconds_since_answer(model.name)
-            if age > STALE_INTERVALS * self._probe_s:
+            if age > self._stale_s:
                 return f'layer "{model.name}" has not answered for {age:.0f} s'
         return None
 
     async def probe(self) -> None:
-        """Probe every layer that is due; a probe that fails raises nothing."""
-        for model in () if self._registry.catalog is None else self._registry.catalog.models():
-            if self._telemetry.seconds_since_answer(model.name) >= self._probe_s:
-                call, cost = _probe(model)
-                lane, until = (model.name, model.digest, PROBE), time.monotonic() + self._probe_timeout_s
-                with contextlib.suppress(ServiceError):
-                    await self._batcher.submit(call, lane, cost, until)
+        """Probe every layer that is due, all together, for at most `PROBE_HEARTBEATS`; a probe that fails raises nothing."""
+        models = () if self._registry.catalog is None else self._registry.catalog.models()
+        due = [model for model in models if self._telemetry.seconds_since_answer(model.name) >= self._probe_s]
+        await asyncio.gather(*map(self._probe_layer, due))
+
+    async def _probe_layer(self, model: Served) -> None:
+        call, cost = _probe(model)
+        lane, until = (model.name, model.digest, PROBE), time.monotonic() + self._probe_timeout_s
+        with contextlib.suppress(ServiceError):
+            await self._batcher.submit(call, lane, cost, until)
 
     def report(self) -> None:
         """Make the missing parts of the run directory, and report the current state to the supervisor."""

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from service.errors import DeadlineExceeded
 from service.supervisor.status import ServiceStatus, State, WorkerStatus
+from service.worker import readiness
 from service.worker.layer_registry import Refusal
 from service.worker.readiness import DRAINING, LOADING, NOT_LISTENING, Readiness
 
@@ -65,7 +68,9 @@ class Channel:
 class Process:
     """Readiness with collaborators that the test sets up."""
 
-    def __init__(self, *, has_layers: bool = True, has_peers: bool = False) -> None:
+    def __init__(
+        self, *, has_layers: bool = True, has_peers: bool = False, probe_s: float = 10.0, heartbeat_s: float = 1.0
+    ) -> None:
         self.log = Log()
         self.channel = Channel(has_peers=has_peers)
         self.restore: Any = lambda: False
@@ -73,7 +78,15 @@ class Process:
         catalog = room(awaited=(), models=lambda: [room(name="a")])
         self.registry = room(catalog=catalog if has_layers else None, fault=None, refusal=None)
         restore = lambda: self.restore()
-        self.readiness = Readiness(self.channel, self.batcher, self.registry, self.log, restore, 10.0, 1.0)  # type: ignore[arg-type]
+        self.readiness = Readiness(
+            self.channel,
+            self.batcher,
+            self.registry,
+            self.log,
+            restore,
+            probe_s,
+            heartbeat_s,  # type: ignore[arg-type]
+        )
 
     def reported(self) -> State:
         return self.channel.status.state
@@ -122,6 +135,44 @@ def test_a_later_fault_is_the_reason_until_it_is_repaired(process):
     process.log.age = 0.0
     process.readiness.report()
     assert process.reported() is State.READY
+
+
+def test_a_layer_is_stale_only_after_a_heartbeat_could_probe_it():
+    """Probes run at heartbeats, so between rare heartbeats a layer that nobody calls is older than three probe intervals."""
+    process = Process(probe_s=1.0, heartbeat_s=8.0)
+    process.readiness.port_opened()
+    process.readiness.state_applied(3)
+    process.log.age = 25.0
+    assert process.readiness.why_not_ready() is None
+    process.log.age = 26.0
+    assert process.readiness.why_not_ready() == 'layer "a" has not answered for 26 s'
+
+
+def test_layers_are_probed_together_so_that_a_busy_engine_delays_a_heartbeat_once(process, monkeypatch):
+    monkeypatch.setattr(readiness, "_probe", lambda model: (model.name, None))
+    names, probed, timeouts = ["a", "b", "c"], list[str](), list[float]()
+    process.registry.catalog.models = lambda: [room(name=name, digest="") for name in names]
+    process.log.age = 10.0
+
+    async def submit(name: str, lane: Any, cost: None, deadline: float) -> None:
+        probed.append(name)
+        timeouts.append(deadline - time.monotonic())
+        while len(probed) < len(names):  # noqa: ASYNC110 (ticks are counted, not events)
+            await asyncio.sleep(0)
+        raise DeadlineExceeded("too busy")
+
+    process.batcher.submit = submit
+
+    async def probe() -> None:
+        async with asyncio.timeout(5.0):
+            await process.readiness.probe()
+
+    asyncio.run(probe())
+    assert probed == names
+    assert all(1.9 < timeout_s <= 2.0 for timeout_s in timeouts), "two heartbeats"
+    process.log.age = 9.0
+    asyncio.run(probe())
+    assert probed == names, "none is due"
 
 
 def test_draining_is_final_and_reported_at_once(process):
