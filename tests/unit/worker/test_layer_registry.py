@@ -200,6 +200,29 @@ def test_a_missing_layer_is_reported_once_for_many_attempts(room):
     assert room.registry.refusal is None, "nobody asked for a change of it"
 
 
+def test_a_layer_that_cannot_be_loaded_delays_no_change_of_another(room):
+    """Its file may be large or slow, and every process reads it before it acknowledges a phase."""
+    lost = DesiredState(2, Phase.SETTLED, {"a": "lost", "still": "one"})
+    room.apply(lost)
+    room.directory.files["b"] = "new"
+    room.directory.reads.clear()
+    prepare = lost.prepare("b", "new")
+    for desired in (prepare, prepare.serve(), prepare.serve().settle()):
+        room.apply(desired)
+        assert (room.registry.fault, room.registry.refusal) == (OTHER_FILE, None)
+    assert room.directory.reads == ["b"]
+    assert room.served == {"b": "new", "still": "one"}
+    room.apply(desired)
+    assert room.directory.reads == ["b", "a"]
+    assert room.listener.missing == [OTHER_FILE]
+    room.apply(desired.prepare("a", "lost"))
+    assert room.directory.reads == ["b", "a", "a"], "a change of the layer itself"
+    assert room.registry.refusal is not None
+    room.directory.files["a"] = "lost"
+    room.apply(desired.prepare("a", "lost").serve())
+    assert (room.registry.fault, room.registry.refusal) == (None, None)
+
+
 def test_reading_a_digest_delays_no_rollout(room):
     """A digest for an admin is read on its own thread, so a slow file does not delay a rollout that all processes await."""
 
