@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import Callable
 
@@ -42,8 +43,8 @@ class Readiness:
     """One for each process; made inside the event loop it runs on.
 
     `restore` makes the missing parts of the run directory and returns whether any were missing; it may raise OSError. A layer
-    that has answered nothing for `probe_s` is probed at the next heartbeat. `joined` is called when a new process becomes ready
-    while others have been ready before.
+    that has answered nothing for `probe_s` is probed at the next heartbeat. `joined` is called when another process becomes
+    ready after the first.
     """
 
     def __init__(
@@ -97,13 +98,14 @@ class Readiness:
         self.report()
 
     def drain(self) -> None:
-        """Report this process as draining, from now on."""
+        """Report this process as draining from now on, or as failed if `give_up` was called before."""
         self.give_up(DRAINING)
         self.report()
 
     def give_up(self, reason: str) -> None:
-        """Make this process not ready for good; the next heartbeat reports it."""
-        self._reason = reason
+        """Make this process not ready for good; the first reason stays, and the next heartbeat reports it."""
+        if self._reason in (None, LOADING):
+            self._reason = reason
         self._has_loaded.set()
 
     def why_not_ready(self) -> str | None:
@@ -167,11 +169,11 @@ class Readiness:
         self.check()
 
     def check(self) -> None:
-        """Record in the log and the metrics which processes are ready now; call `joined` if one of them is new."""
+        """Record in the log and the metrics which processes are ready now; call `joined` if another one is new."""
         ready = set(self._channel.service.ready)
         self._telemetry.readiness_changed(is_ready=self._own_reason() is None, num_ready=len(ready))
         # A process that starts late counts too: it looks the same as the replacement of one that died between two reports.
-        has_joined = bool(self._ready_before) and not ready <= self._ready_before
+        has_joined = bool(self._ready_before) and not ready <= self._ready_before | {os.getpid()}
         self._ready_before |= ready
         if has_joined:
             self.joined()

@@ -236,6 +236,7 @@ class Service:
                 if self.batcher.num_overloaded:
                     await asyncio.to_thread(self._heap.give_back, OVERLOAD_GROWTH_BYTES)
         # This process can compute nothing any more: the supervisor replaces it.
+        self.readiness.give_up(ENGINE_DOWN)
         self._heartbeat()
         self._leave(EXIT_ENGINE_DOWN)
 

@@ -185,6 +185,15 @@ def test_draining_is_final_and_reported_at_once(process):
     assert process.log.reported[-1] == (False, 0)
 
 
+def test_a_process_that_drains_because_of_a_fault_reports_the_fault(process):
+    process.readiness.port_opened()
+    process.readiness.state_applied(3)
+    process.readiness.give_up("an internal fault")
+    process.readiness.drain()
+    assert (process.channel.status.state, process.channel.status.reason) == (State.FAILED, "an internal fault")
+    assert process.readiness.why_not_ready() == "an internal fault"
+
+
 def test_an_acknowledgement_and_the_refusal_of_its_change_are_one_report(process):
     process.registry.refusal = Refusal("no memory", is_file_changed=False, code="layer_not_loaded")
     process.readiness.state_applied(3)
@@ -319,6 +328,19 @@ def test_a_process_that_is_late_or_a_replacement_joins_once_D9():
     assert others.beat(1, 2) == 2
     assert others.beat(1, 2, 4) == 3
     assert others.beat(1, 2, 4) == 3
+
+
+def test_a_process_does_not_count_itself_as_joining():
+    """Its connections are new: it would shed those that it has just accepted."""
+    others, own = Others(), os.getpid()
+    for ready, num_joined in (((-1,), 0), ((-1, own), 0), ((-1,), 0), ((-1, own), 0), ((-1, own, -2), 1)):
+        assert others.beat(*ready) == num_joined
+
+
+def test_a_process_that_is_ready_first_counts_the_second_as_joining():
+    others, own = Others(), os.getpid()
+    assert others.beat(own) == 0
+    assert others.beat(own, -1) == 1
 
 
 def test_the_replacement_of_one_that_died_before_it_was_seen_joins_too():
