@@ -120,7 +120,9 @@ class Store:
     max_bytes: int | None = None
 
     def names(self) -> list[str]:
-        """Return the sorted names of layers; files with a name that no layer can have are left out."""
+        """Return the sorted names of layers. Files whose names do not match `NAME` are left out; `sdpa` is not, so that `load`
+        reports that the name is reserved.
+        """
         try:
             entries = [entry.name for entry in self.directory.iterdir()]
         except FileNotFoundError as error:

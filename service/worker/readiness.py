@@ -1,9 +1,9 @@
 """Readiness: decides whether this process is ready, and reports that to the supervisor; probes layers without recent requests.
 
 Invariants: Readiness follows the latest answers of the layers, never a flag alone. No process is ready before it listens. A
-process listens while it loads, unless other processes are ready. A probe is a real forward pass that waits in the queue like any
-request, in a lane of its own. A failed probe has one effect: the last answer of its layer gets older. No request metric counts
-probes, because no caller sent them.
+process listens while it loads, unless other processes ran before it started or are ready. A probe is a real forward pass that
+waits in the queue like any request, in a lane of its own. A failed probe has one effect: the last answer of its layer gets older.
+No request metric counts probes, because no caller sent them.
 """
 
 from __future__ import annotations
@@ -80,7 +80,9 @@ class Readiness:
         return self._reason or LOADING
 
     async def may_listen(self) -> None:
-        """Return when the port may open: if others serve, after the load, because the kernel uses every listener."""
+        """Return when the port may open. If other processes serve, that is after the load: the kernel sends connections to every
+        listener.
+        """
         if self._channel.has_peers or self._channel.service.ready:
             await self._has_loaded.wait()
 

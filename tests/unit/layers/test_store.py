@@ -115,6 +115,14 @@ def test_a_directory_that_cannot_be_created_is_refused(tmp_path):
         Store(tmp_path / "file" / "below").save(stored())
 
 
+def test_a_file_with_the_reserved_name_is_listed_and_refused(store):
+    """An operator who has one learns why it is not served."""
+    store.save(stored("other")).rename(store.directory / "sdpa.safetensors")
+    assert store.names() == ["sdpa"]
+    with pytest.raises(LayerError, match='the name "sdpa" is reserved'):
+        store.load("sdpa")
+
+
 def test_the_content_is_synced_before_the_rename(store, monkeypatch):
     """A crash after the rename must not leave an empty file under the name."""
     events = []
