@@ -78,14 +78,9 @@ class Process:
         catalog = room(awaited=(), models=lambda: [room(name="a")])
         self.registry = room(catalog=catalog if has_layers else None, fault=None, refusal=None)
         restore = lambda: self.restore()
-        self.readiness = Readiness(
-            self.channel,
-            self.batcher,
-            self.registry,
-            self.log,
-            restore,
-            probe_s,
-            heartbeat_s,  # type: ignore[arg-type]
+        made: Any = Readiness  # the collaborators have only what it reads
+        self.readiness: Readiness = made(
+            self.channel, self.batcher, self.registry, self.log, restore, probe_s, heartbeat_s
         )
 
     def reported(self) -> State:
