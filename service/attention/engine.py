@@ -262,7 +262,8 @@ class Engine:
                 done.set_result(loaded)
         except BaseException as error:  # noqa: BLE001 (the future carries the failure to the caller)
             if done.set_running_or_notify_cancel():
-                done.set_exception(EngineDown(_DOWN) if _has_device_failed(error) else error)
+                # Without the traceback, whose frames hold the layer and `done`, which holds the error.
+                done.set_exception(EngineDown(_DOWN) if _has_device_failed(error) else error.with_traceback(None))
         finally:
             self.load_step_began = None
 

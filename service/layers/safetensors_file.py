@@ -13,6 +13,7 @@ wheels for.
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import math
@@ -83,6 +84,8 @@ DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F
 MAX_HEADER_BYTES = 100_000_000  # of a file: the limit of the safetensors library
 MAX_DIMENSIONS = 8  # of a tensor that is read
 LENGTH_BYTES = 8
+# What the system answers if the path or the file is the cause; all else is short of descriptors or memory, or a failing disk.
+_FAULTS_OF_FILES = {errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ENXIO}
 MAX_RANK = 256  # no tensor has as many axes; the product of thousands of large sizes would take seconds
 # Every dtype of the format, because the sizes of tensors that are not read must be right as well.
 BITS = {
@@ -184,11 +187,17 @@ def open_regular(path: str | os.PathLike[str], *, follow_links: bool = True) -> 
     except FileNotFoundError as error:
         raise LayerError("the file does not exist") from error
     except (OSError, ValueError) as error:  # ValueError: a path with a NUL
-        raise LayerError("the file cannot be opened") from error
+        raise opening_failed(error) from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise LayerError("the file is not a regular file")
     return io.FileIO(descriptor, "rb")
+
+
+def opening_failed(error: OSError | ValueError) -> LayerError:
+    """Return the error of a file that cannot be opened: LayerNotLoaded unless the path or the file is the cause."""
+    is_machine = isinstance(error, OSError) and error.errno not in _FAULTS_OF_FILES
+    return (LayerNotLoaded if is_machine else LayerError)("the file cannot be opened")
 
 
 def read_header(file: io.FileIO, *, max_bytes: int = MAX_HEADER_BYTES) -> Header:
@@ -229,4 +238,4 @@ def _read_into(file: io.FileIO, offset: int, buffer: memoryview) -> None:
                 raise LayerError("the file ended while it was read")
             buffer = buffer[got:]
     except OSError as error:
-        raise LayerError("the file cannot be read") from error
+        raise LayerNotLoaded("the file cannot be read") from error

@@ -30,7 +30,7 @@ import torch
 
 from service.attention.spec import LayerSpec
 from service.errors import LayerError, LayerMissing, LayerNotLoaded
-from service.layers.safetensors_file import DTYPES, open_regular, parse_object, read_header, read_tensor
+from service.layers.safetensors_file import DTYPES, open_regular, opening_failed, parse_object, read_header, read_tensor
 from service.layers.wording import about, listed, quoted, shape_text, translated
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
@@ -120,7 +120,9 @@ class Store:
     max_bytes: int | None = None
 
     def names(self) -> list[str]:
-        """Return the sorted names of layers; files with a name that no layer can have are left out."""
+        """Return the sorted names of layers. Files whose names do not match `NAME` are left out; `sdpa` is not, so that `load`
+        reports that the name is reserved.
+        """
         try:
             entries = [entry.name for entry in self.directory.iterdir()]
         except FileNotFoundError as error:
@@ -167,7 +169,7 @@ class Store:
         except FileNotFoundError as error:
             raise LayerMissing("the layer directory has no file of that name") from error
         except OSError as error:  # a loop of links, a directory without permission
-            raise LayerError("the file cannot be opened") from error
+            raise opening_failed(error) from error
         if os.path.commonpath([root, path]) != root:
             raise LayerError("the file is a link to a place outside the layer directory")
         return path

@@ -164,10 +164,10 @@ class Telemetry:
         self.metrics.load_failures.labels(error.code).inc()
         self._log.error("layer_refused", layer=name, reason=error.message)
 
-    def layer_not_loaded(self, error: LayerError) -> None:
-        """Report a desired layer that this process cannot load."""
-        self.metrics.load_failures.labels(error.code).inc()
-        self._log.error("layer_not_loaded", reason=error.message)
+    def layer_not_loaded(self, reason: str, code: str) -> None:
+        """Report a desired layer that this process cannot load; `code` is that of its LayerError."""
+        self.metrics.load_failures.labels(code).inc()
+        self._log.error("layer_not_loaded", reason=reason)
 
     def serving(self, names: list[str], num_layers: int) -> None:
         """Report what is served from now on: `num_layers` layers, whose `names` also include attention without a layer.

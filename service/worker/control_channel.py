@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import faulthandler
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -39,8 +38,7 @@ class ControlChannel:
     def open(self, *changed: Callable[[], object]) -> None:
         """Begin to report, from the running loop; from now on call each `changed` whenever a status of the service arrives."""
         self._changed = changed
-        if sys.stderr is not None:
-            faulthandler.register(STACKS_SIGNAL)
+        faulthandler.register(STACKS_SIGNAL)
         asyncio.get_running_loop().add_reader(self._end.fileno(), self._receive)
         self._receive()
         self._repeat()

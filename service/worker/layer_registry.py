@@ -29,10 +29,14 @@ R = TypeVar("R")
 
 
 class Refusal(NamedTuple):
-    """Why this process cannot make a change; `is_file_changed`: the layer's file is not the version that the change names."""
+    """Why this process cannot load a layer: a LayerError's message and `code`, without its traceback, which holds the tensors.
+
+    `is_file_changed`: the layer's file is not the version that the desired state names.
+    """
 
     message: str
     is_file_changed: bool
+    code: str
 
 
 class LayerRegistry:
@@ -51,6 +55,8 @@ class LayerRegistry:
         self._telemetry = telemetry
         self._attention: ServedAttention | None = None
         self._loaded: dict[tuple[str, str], ServedLayer] = {}  # by name and digest
+        self._version = 0  # of the state applied last
+        self._refusals: dict[tuple[str, str], Refusal] = {}  # its layers that could not be loaded, by name and digest
         self._load_thread = ThreadPoolExecutor(1, thread_name_prefix="loading")
         # A second thread, so that another admin request does not delay the loading of a rollout in progress.
         self._digest_thread = ThreadPoolExecutor(1, thread_name_prefix="digests")
@@ -83,25 +89,32 @@ class LayerRegistry:
         return (await self._read(self._digest_thread, self._store.load, name)).digest
 
     async def apply(self, desired: DesiredState) -> None:
-        """Load the layers of the desired state, serve those that it serves, and release the rest."""
+        """Load the layers of the desired state, serve those that it serves, and release the rest.
+
+        A layer that failed before is tried again if the state is the one applied last, or changes that layer: its file may be
+        slow, and a change of another layer must not wait for it.
+        """
         if self._attention is None:
             self._attention = ServedAttention(await self._load_on_engine("attention without a layer", None, {}))
             self._telemetry.layer_loaded(self._attention.name, self._attention.loaded)
-        errors: dict[tuple[str, str], LayerError] = {}
-        for name, digest in sorted(desired.loaded - self._loaded.keys()):
+        is_retry = desired.version == self._version
+        refusals: dict[tuple[str, str], Refusal] = {}
+        for key in sorted(desired.loaded - self._loaded.keys()):
+            if key in self._refusals and not is_retry and key[0] != desired.changed_layer:
+                refusals[key] = self._refusals[key]
+                continue
             try:
-                await self._load(name, digest)
+                await self._load(*key)
             except LayerError as error:
-                errors[name, digest] = error
+                refusals[key] = Refusal(error.message, not isinstance(error, LayerNotLoaded), error.code)
+        self._version, self._refusals = desired.version, refusals
         self._serve(desired)
-        missing = {key[0]: errors[key] for key in desired.layers.items() if key in errors}
-        first = next(iter(missing.values()), None)
+        first = next((refusals[key] for key in desired.layers.items() if key in refusals), None)
         before, self.fault = self.fault, None if first is None else first.message
-        refused = missing.get(desired.changed_layer)
-        # Keep the message, not the error: its traceback holds the tensors.
-        self.refusal = None if refused is None else Refusal(refused.message, not isinstance(refused, LayerNotLoaded))
+        changed_layer = desired.changed_layer
+        self.refusal = refusals.get((changed_layer, desired.layers.get(changed_layer, "")))
         if first is not None and self.fault != before:  # report it once, not at every retry
-            self._telemetry.layer_not_loaded(first)
+            self._telemetry.layer_not_loaded(first.message, first.code)
 
     def close(self) -> None:
         for thread in (self._load_thread, self._digest_thread):
@@ -142,4 +155,7 @@ class LayerRegistry:
         future = thread.submit(work, *args, **kwargs)
         self._reads.add(future)
         future.add_done_callback(self._reads.discard)
-        return await asyncio.wrap_future(future)
+        try:
+            return await asyncio.wrap_future(future)
+        finally:
+            del future  # it holds the error, whose traceback holds this frame and the layer's tensors

@@ -12,7 +12,16 @@ from __future__ import annotations
 
 import asyncio
 
-from service.errors import Draining, InvalidInput, LayerChanged, LayerError, LayerMissing, LayerNotFound, NotReady
+from service.errors import (
+    Draining,
+    InvalidInput,
+    LayerChanged,
+    LayerError,
+    LayerMissing,
+    LayerNotFound,
+    LayerNotLoaded,
+    NotReady,
+)
 from service.layers.catalog import NOT_SERVED, Catalog, ServedLayer
 from service.layers.store import NAME
 from service.observability.telemetry import Telemetry
@@ -65,6 +74,8 @@ class LayerRollout:
             raise LayerNotFound("the layer directory has no file of that name") from None
         except LayerError as error:
             self._telemetry.layer_refused(name, error)
+            if isinstance(error, LayerNotLoaded):
+                raise NotReady(f"{error.message}; nothing was changed", retry_after_s=5) from error
             raise InvalidInput(error.message) from error
         catalog, is_new = await self._roll_out(name, digest, seen)
         assert catalog is not None, "the change succeeded, but this process has no catalog. This is a bug."

@@ -1,15 +1,16 @@
 """Readiness: decides whether this process is ready, and reports that to the supervisor; probes layers without recent requests.
 
 Invariants: Readiness follows the latest answers of the layers, never a flag alone. No process is ready before it listens. A
-process listens while it loads, unless other processes are ready. A probe is a real forward pass that waits in the queue like any
-request, in a lane of its own. A failed probe has one effect: the last answer of its layer gets older. No request metric counts
-probes, because no caller sent them.
+process listens while it loads, unless other processes ran before it started or are ready. A probe is a real forward pass that
+waits in the queue like any request, in a lane of its own. A failed probe has one effect: the last answer of its layer gets older.
+No request metric counts probes, because no caller sent them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import Callable
 
@@ -30,6 +31,8 @@ from service.worker.layer_registry import LayerRegistry
 
 # If a layer has answered nothing for this many probe intervals, the process is not ready.
 STALE_INTERVALS = 3
+# How many heartbeat intervals a probe may take.
+PROBE_HEARTBEATS = 2
 LOADING = "layers are being loaded"
 NOT_LISTENING = "the port is not open yet"
 DRAINING = "draining"
@@ -40,8 +43,8 @@ class Readiness:
     """One for each process; made inside the event loop it runs on.
 
     `restore` makes the missing parts of the run directory and returns whether any were missing; it may raise OSError. A layer
-    that has answered nothing for `probe_s` is probed; a probe may take `probe_timeout_s`. `joined` is called when a new process
-    becomes ready while others have been ready before.
+    that has answered nothing for `probe_s` is probed at the next heartbeat. `joined` is called when another process becomes
+    ready after the first.
     """
 
     def __init__(
@@ -52,7 +55,7 @@ class Readiness:
         telemetry: Telemetry,
         restore: Callable[[], bool],
         probe_s: float,
-        probe_timeout_s: float,
+        heartbeat_s: float,
     ) -> None:
         self.joined: Callable[[], object] = bool
         self._channel = channel
@@ -61,7 +64,9 @@ class Readiness:
         self._telemetry = telemetry
         self._restore = restore
         self._probe_s = probe_s
-        self._probe_timeout_s = probe_timeout_s
+        self._probe_timeout_s = PROBE_HEARTBEATS * heartbeat_s
+        # With rare heartbeats: a layer becomes due just after one, is probed at the next, and the probe takes its time.
+        self._stale_s = max(STALE_INTERVALS * probe_s, probe_s + heartbeat_s + self._probe_timeout_s)
         self._reason: str | None = LOADING
         self._write_error: str | None = None  # why the run directory cannot be written
         self._has_loaded = asyncio.Event()  # set when the layers are loaded, or never will be
@@ -75,7 +80,9 @@ class Readiness:
         return self._reason or LOADING
 
     async def may_listen(self) -> None:
-        """Return when the port may open: if others serve, after the load, because the kernel uses every listener."""
+        """Return when the port may open. If other processes serve, that is after the load: the kernel sends connections to every
+        listener.
+        """
         if self._channel.has_peers or self._channel.service.ready:
             await self._has_loaded.wait()
 
@@ -93,13 +100,14 @@ class Readiness:
         self.report()
 
     def drain(self) -> None:
-        """Report this process as draining, from now on."""
+        """Report this process as draining from now on, or as failed if `give_up` was called before."""
         self.give_up(DRAINING)
         self.report()
 
     def give_up(self, reason: str) -> None:
-        """Make this process not ready for good; the next heartbeat reports it."""
-        self._reason = reason
+        """Make this process not ready for good; the first reason stays, and the next heartbeat reports it."""
+        if self._reason in (None, LOADING):
+            self._reason = reason
         self._has_loaded.set()
 
     def why_not_ready(self) -> str | None:
@@ -123,18 +131,21 @@ class Readiness:
     def _why_stale(self, catalog: Catalog) -> str | None:
         for model in catalog.models():
             age = self._telemetry.seconds_since_answer(model.name)
-            if age > STALE_INTERVALS * self._probe_s:
+            if age > self._stale_s:
                 return f'layer "{model.name}" has not answered for {age:.0f} s'
         return None
 
     async def probe(self) -> None:
-        """Probe every layer that is due; a probe that fails raises nothing."""
-        for model in () if self._registry.catalog is None else self._registry.catalog.models():
-            if self._telemetry.seconds_since_answer(model.name) >= self._probe_s:
-                call, cost = _probe(model)
-                lane, until = (model.name, model.digest, PROBE), time.monotonic() + self._probe_timeout_s
-                with contextlib.suppress(ServiceError):
-                    await self._batcher.submit(call, lane, cost, until)
+        """Probe every layer that is due, all together, for at most `PROBE_HEARTBEATS`; a probe that fails raises nothing."""
+        models = () if self._registry.catalog is None else self._registry.catalog.models()
+        due = [model for model in models if self._telemetry.seconds_since_answer(model.name) >= self._probe_s]
+        await asyncio.gather(*map(self._probe_layer, due))
+
+    async def _probe_layer(self, model: Served) -> None:
+        call, cost = _probe(model)
+        lane, until = (model.name, model.digest, PROBE), time.monotonic() + self._probe_timeout_s
+        with contextlib.suppress(ServiceError):
+            await self._batcher.submit(call, lane, cost, until)
 
     def report(self) -> None:
         """Make the missing parts of the run directory, and report the current state to the supervisor."""
@@ -149,22 +160,22 @@ class Readiness:
         if self._write_error is None and before is not None:
             self._telemetry.heartbeat_recovered()
         reason = self._own_reason()
-        refusal, is_file_changed = self._registry.refusal or ("", False)
+        refusal = self._registry.refusal
         self._channel.report(
             state=self._state(reason),
             reason=reason or "",
             version=self._version,
-            refusal=refusal,
-            is_file_changed=is_file_changed,
+            refusal="" if refusal is None else refusal.message,
+            is_file_changed=refusal is not None and refusal.is_file_changed,
         )
         self.check()
 
     def check(self) -> None:
-        """Record in the log and the metrics which processes are ready now; call `joined` if one of them is new."""
+        """Record in the log and the metrics which processes are ready now; call `joined` if another one is new."""
         ready = set(self._channel.service.ready)
         self._telemetry.readiness_changed(is_ready=self._own_reason() is None, num_ready=len(ready))
         # A process that starts late counts too: it looks the same as the replacement of one that died between two reports.
-        has_joined = bool(self._ready_before) and not ready <= self._ready_before
+        has_joined = bool(self._ready_before) and not ready <= self._ready_before | {os.getpid()}
         self._ready_before |= ready
         if has_joined:
             self.joined()

@@ -4,8 +4,8 @@ It makes the first load, and applies each desired state that the supervisor repo
 Must not know: HTTP, what a layer is, what decides the desired state.
 Invariants: A state is acknowledged (`version`) only after the registry has applied as much of it as it can. While there is
 no state (version 0), a process proposes what it found in the directory; then it serves what the state says, not what the
-directory holds by then. A layer that could not be loaded is tried again after `retry_s`, because a missing file may return. After
-the first load, a state is no longer applied when another replaces it.
+directory holds by then. A layer that could not be loaded is tried again after `retry_s`, because a missing file may return, and
+not when another state arrives. After the first load, a state is no longer applied when another replaces it.
 """
 
 from __future__ import annotations
@@ -84,7 +84,9 @@ class Reconciler:
             task.cancel()
 
     async def _apply(self, desired: DesiredState) -> None:
+        is_retry, had_fault = desired.version == self.applied.version, self._registry.fault is not None
         await self._registry.apply(desired)
         self.applied = desired
-        self._retry_at = self._clock.now() + self._retry_s
+        if is_retry or not had_fault:  # frequent changes of other layers must not put a retry off
+            self._retry_at = self._clock.now() + self._retry_s
         self._acknowledge(desired.version)

@@ -108,7 +108,7 @@ class Service:
         self.rendering: Executor = ThreadPoolExecutor(1, thread_name_prefix="rendering")
         self.metrics_text = Throttle(self._render, LoopClock()).get
         self.readiness = Readiness(
-            channel, self.batcher, registry, telemetry, restore, settings.probe_s, 2 * settings.heartbeat_s
+            channel, self.batcher, registry, telemetry, restore, settings.probe_s, settings.heartbeat_s
         )
         self.why_not_ready = self.readiness.why_not_ready
         self._reconciler = Reconciler(registry, channel, LoopClock(), settings.probe_s, self.readiness.state_applied)
@@ -236,6 +236,7 @@ class Service:
                 if self.batcher.num_overloaded:
                     await asyncio.to_thread(self._heap.give_back, OVERLOAD_GROWTH_BYTES)
         # This process can compute nothing any more: the supervisor replaces it.
+        self.readiness.give_up(ENGINE_DOWN)
         self._heartbeat()
         self._leave(EXIT_ENGINE_DOWN)
 

@@ -62,7 +62,7 @@ def plant() -> None:
         self._serve(desired)
         missing = {name: errors[name] for name, digest in desired.layers.items() if (name, digest) not in self._loaded}
         self.refusal = (
-            Refusal(missing[desired.changed_layer].message, is_file_changed=True)
+            Refusal(missing[desired.changed_layer].message, is_file_changed=True, code=LayerError.code)
             if desired.changed_layer in missing
             else None
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import gc
 import sys
 import threading
 import traceback
@@ -459,6 +460,26 @@ def test_a_load_that_runs_out_of_device_memory_fails_alone(engine, monkeypatch):
         with pytest.raises(torch.AcceleratorError, match="out of memory"):
             engine.engine.load(SPEC, make_tensors(SPEC)).result()
     engine.engine.load(SPEC, make_tensors(SPEC)).result()
+
+
+def test_a_load_that_fails_leaves_the_memory_without_a_collection(engine, monkeypatch):
+    """Each retry would keep another copy of the layer, just when memory is short."""
+    found = []
+
+    def fail(self, calls):
+        found.append(weakref.ref(self))
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(Layer, "forward", fail)
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.raises(RuntimeError, match="out of memory"):
+            engine.engine.load(SPEC, make_tensors(SPEC)).result()
+        engine.engine.release().result()  # the compute thread has left the load
+        assert [layer() for layer in found] == [None]
+    finally:
+        gc.enable()
 
 
 def test_an_engine_in_exact_mode_on_the_cpu_answers_the_same_bits(engine):

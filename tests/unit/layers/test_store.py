@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import io
 import json
 import os
 from pathlib import Path
@@ -111,6 +113,14 @@ def test_a_directory_that_cannot_be_created_is_refused(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(LayerError, match="cannot be written"):
         Store(tmp_path / "file" / "below").save(stored())
+
+
+def test_a_file_with_the_reserved_name_is_listed_and_refused(store):
+    """An operator who has one learns why it is not served."""
+    store.save(stored("other")).rename(store.directory / "sdpa.safetensors")
+    assert store.names() == ["sdpa"]
+    with pytest.raises(LayerError, match='the name "sdpa" is reserved'):
+        store.load("sdpa")
 
 
 def test_the_content_is_synced_before_the_rename(store, monkeypatch):
@@ -228,3 +238,35 @@ def test_loading_keeps_no_reference_to_the_file(store):
     assert str(path) not in Path("/proc/self/maps").read_text()
     path.write_bytes(b"")
     assert dataclasses.replace(layer).digest == stored().digest
+
+
+@pytest.mark.parametrize("call", ["open", "lstat", "fstat", "readinto"])
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENOMEM, errno.EIO, errno.ESTALE], ids=errno.errorcode.get)
+def test_a_fault_of_the_machine_is_no_fault_of_the_file(store, monkeypatch, call, code):
+    """A client repeats a change that fails with LayerNotLoaded; after a LayerError somebody must mend the file."""
+    store.save(stored())
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patched:
+        if call == "readinto":
+            patched.setattr(io, "FileIO", type("Failing", (io.FileIO,), {"readinto": fail}))
+        else:
+            patched.setattr(os, call, fail)
+        with pytest.raises(LayerNotLoaded, match=r'^layer "tiny": '):
+            store.load("tiny")
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.ELOOP, errno.ENXIO], ids=errno.errorcode.get)
+def test_a_file_that_must_not_be_opened_is_a_fault_of_the_file(store, monkeypatch, code):
+    store.save(stored())
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", fail)
+        with pytest.raises(LayerError, match="cannot be opened") as caught:
+            store.load("tiny")
+    assert type(caught.value) is LayerError

@@ -152,7 +152,7 @@ def test_a_batch_updates_every_series_about_batches(readable):
         (build, "build_info", 1),
         (lambda t: t.layer_loaded("minilm-l0", loaded(1.5)), "layer_load_seconds", 1.5),
         (lambda t: t.layer_refused("minilm-l0", LayerError("damaged")), "layer_load_failures_total", 1),
-        (lambda t: t.layer_not_loaded(LayerError("no memory")), "layer_load_failures_total", 1),
+        (lambda t: t.layer_not_loaded("no memory", "layer_not_loaded"), "layer_load_failures_total", 1),
         (lambda t: t.answered(record(masked_rows=2), 0.0), "masked_rows_total", 2),
     ],
 )

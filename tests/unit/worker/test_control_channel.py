@@ -170,17 +170,6 @@ asyncio.run(main())
     assert "in stand_still" in stack
 
 
-def test_without_a_stderr_reports_are_still_sent(ends, monkeypatch):
-    supervisor, worker = ends
-    monkeypatch.setattr(sys, "stderr", None)
-
-    async def main():
-        worker.open(lambda: None)
-        assert report(supervisor) == WorkerStatus()
-
-    asyncio.run(main())
-
-
 def test_processes_without_a_supervisor_share_a_coordinator():
     async def main():
         coordinator = Coordinator(2, time.monotonic)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 
 from service.errors import LayerError, LayerMissing, LayerNotLoaded
-from service.layers.store import Store
+from service.layers.store import Store, StoredLayer
 from service.supervisor.status import DesiredState, Phase
 from service.worker.layer_registry import LayerRegistry, Refusal
 from tests.unit.layers.checkpoints import stored
@@ -63,8 +65,8 @@ class Listener:
 
     def serving(self, names: list[str], num_layers: int) -> None: ...
 
-    def layer_not_loaded(self, error: LayerError) -> None:
-        self.missing.append(error.message)
+    def layer_not_loaded(self, reason: str, code: str) -> None:
+        self.missing.append(reason)
 
 
 class Room:
@@ -133,11 +135,20 @@ def test_a_missing_directory_is_a_failure_either_way_and_an_empty_one_gives_no_l
 
 
 FOUND = {
-    "put-back": ("old", Refusal(OTHER_FILE, is_file_changed=True)),
-    "another-one": ("third", Refusal(OTHER_FILE, is_file_changed=True)),
-    "gone": (LayerMissing("no file of that name"), Refusal("no file of that name", is_file_changed=True)),
-    "damaged": (LayerError("tensors are missing"), Refusal("tensors are missing", is_file_changed=True)),
-    "no-memory": (LayerNotLoaded("no memory for it"), Refusal("no memory for it", is_file_changed=False)),
+    "put-back": ("old", Refusal(OTHER_FILE, is_file_changed=True, code="layer_error")),
+    "another-one": ("third", Refusal(OTHER_FILE, is_file_changed=True, code="layer_error")),
+    "gone": (
+        LayerMissing("no file of that name"),
+        Refusal("no file of that name", is_file_changed=True, code="layer_missing"),
+    ),
+    "damaged": (
+        LayerError("tensors are missing"),
+        Refusal("tensors are missing", is_file_changed=True, code="layer_error"),
+    ),
+    "no-memory": (
+        LayerNotLoaded("no memory for it"),
+        Refusal("no memory for it", is_file_changed=False, code="layer_not_loaded"),
+    ),
     "as-meant": ("new", None),
 }
 
@@ -160,7 +171,7 @@ def test_a_layer_that_exhausts_the_memory_is_no_objection_to_its_file(room):
     room.engine.has_room = False
     room.apply(SETTLED.prepare("a", "new"))
     reason = 'layer "a": there is no memory for it, or its first forward passes failed'
-    assert room.registry.refusal == Refusal(reason, is_file_changed=False)
+    assert room.registry.refusal == Refusal(reason, is_file_changed=False, code="layer_not_loaded")
     assert room.served == SETTLED.layers
 
 
@@ -189,6 +200,29 @@ def test_a_missing_layer_is_reported_once_for_many_attempts(room):
     assert room.registry.refusal is None, "no change of it was requested"
 
 
+def test_a_layer_that_cannot_be_loaded_delays_no_change_of_another(room):
+    """Its file may be large or slow, and every process reads it before it acknowledges a phase."""
+    lost = DesiredState(2, Phase.SETTLED, {"a": "lost", "still": "one"})
+    room.apply(lost)
+    room.directory.files["b"] = "new"
+    room.directory.reads.clear()
+    prepare = lost.prepare("b", "new")
+    for desired in (prepare, prepare.serve(), prepare.serve().settle()):
+        room.apply(desired)
+        assert (room.registry.fault, room.registry.refusal) == (OTHER_FILE, None)
+    assert room.directory.reads == ["b"]
+    assert room.served == {"b": "new", "still": "one"}
+    room.apply(desired)
+    assert room.directory.reads == ["b", "a"]
+    assert room.listener.missing == [OTHER_FILE]
+    room.apply(desired.prepare("a", "lost"))
+    assert room.directory.reads == ["b", "a", "a"], "a change of the layer itself"
+    assert room.registry.refusal is not None
+    room.directory.files["a"] = "lost"
+    room.apply(desired.prepare("a", "lost").serve())
+    assert (room.registry.fault, room.registry.refusal) == (None, None)
+
+
 def test_reading_a_digest_delays_no_rollout(room):
     """A digest for an admin is read on its own thread, so a slow file does not delay a rollout that all processes await."""
 
@@ -214,3 +248,41 @@ def test_reading_a_digest_delays_no_rollout(room):
 
     asyncio.run(story())
     assert not room.registry.is_reading
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_layer_that_cannot_be_served_leaves_the_memory_without_a_collection(tmp_path, monkeypatch, is_damaged):
+    """A worker freezes its objects, so full collections are rare: a cycle would keep a layer for each retry."""
+    store = Store(tmp_path)
+    store.save(stored("a"))
+    found: list[weakref.ref[Any]] = []
+    post_init = StoredLayer.__post_init__
+
+    def seen(layer: StoredLayer) -> None:
+        found.extend(weakref.ref(tensor) for tensor in layer.tensors.values())
+        post_init(layer)
+        if is_damaged:
+            raise LayerError("found only now")
+
+    monkeypatch.setattr(StoredLayer, "__post_init__", seen)
+    registry = LayerRegistry(store, Engine(), Listener())  # type: ignore[arg-type]
+
+    async def story() -> None:
+        desired = DesiredState(1, Phase.PREPARE, {"a": "other"}, {}, "a")
+        await registry.apply(desired)
+        assert registry.fault is not None
+        assert registry.refusal is not None
+        if is_damaged:
+            with pytest.raises(LayerError, match="found only now"):
+                await registry.digest("a")
+
+    gc.collect()
+    gc.disable()
+    try:
+        asyncio.run(story())
+        for thread in (registry._load_thread, registry._digest_thread):
+            thread.shutdown()  # wait until its frames have ended
+        assert found
+        assert [ref() for ref in found if ref() is not None] == []
+    finally:
+        gc.enable()

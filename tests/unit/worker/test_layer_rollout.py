@@ -10,7 +10,16 @@ from typing import Any
 
 import pytest
 
-from service.errors import Draining, InvalidInput, LayerChanged, LayerError, LayerMissing, LayerNotFound, NotReady
+from service.errors import (
+    Draining,
+    InvalidInput,
+    LayerChanged,
+    LayerError,
+    LayerMissing,
+    LayerNotFound,
+    LayerNotLoaded,
+    NotReady,
+)
 from service.layers.catalog import Catalog
 from service.supervisor.coordinator import Coordinator
 from service.supervisor.status import DesiredState, Phase, State, WorkerStatus
@@ -27,6 +36,7 @@ class Registry:
     def __init__(self):
         self.found = {"a": "sha256:1", "b": "sha256:2"}
         self.damaged = set()
+        self.is_short_of_memory = False
         self.gate = None  # holds back the reading of a slow file
         self.catalog: Catalog | None = Catalog({})
 
@@ -34,6 +44,8 @@ class Registry:
         found = self.found.get(name)
         if self.gate is not None:
             await self.gate.wait()
+        if self.is_short_of_memory:
+            raise LayerNotLoaded(f'layer "{name}": no memory for it')
         if name in self.damaged:
             raise LayerError(f'layer "{name}": tensors are missing')
         if found is None:
@@ -263,6 +275,19 @@ def test_an_error_of_the_layer_directory_is_raised_to_the_caller(service):
                 await service.rollout.put(name)
             with pytest.raises(LayerNotFound):
                 await service.rollout.drop(name)
+
+    run(service, story)
+    assert service.phases == []
+
+
+def test_a_file_that_this_process_cannot_read_now_is_not_the_callers_fault(service):
+    service.registry.is_short_of_memory = True
+
+    async def story():
+        with pytest.raises(NotReady, match="no memory for it; nothing was changed") as refused:
+            await service.rollout.put("b")
+        assert refused.value.retry_after_s == 5
+        assert service.events == [("b", 'layer "b": no memory for it')]
 
     run(service, story)
     assert service.phases == []

@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from service.errors import DeadlineExceeded
 from service.supervisor.status import ServiceStatus, State, WorkerStatus
+from service.worker import readiness
+from service.worker.layer_registry import Refusal
 from service.worker.readiness import DRAINING, LOADING, NOT_LISTENING, Readiness
 
 
@@ -64,7 +68,9 @@ class Channel:
 class Process:
     """Readiness with collaborators that the test sets up."""
 
-    def __init__(self, *, has_layers: bool = True, has_peers: bool = False) -> None:
+    def __init__(
+        self, *, has_layers: bool = True, has_peers: bool = False, probe_s: float = 10.0, heartbeat_s: float = 1.0
+    ) -> None:
         self.log = Log()
         self.channel = Channel(has_peers=has_peers)
         self.restore: Any = lambda: False
@@ -72,7 +78,10 @@ class Process:
         catalog = room(awaited=(), models=lambda: [room(name="a")])
         self.registry = room(catalog=catalog if has_layers else None, fault=None, refusal=None)
         restore = lambda: self.restore()
-        self.readiness = Readiness(self.channel, self.batcher, self.registry, self.log, restore, 10.0, 1.0)  # type: ignore[arg-type]
+        made: Any = Readiness  # the collaborators have only what it reads
+        self.readiness: Readiness = made(
+            self.channel, self.batcher, self.registry, self.log, restore, probe_s, heartbeat_s
+        )
 
     def reported(self) -> State:
         return self.channel.status.state
@@ -123,6 +132,44 @@ def test_a_later_fault_is_the_reason_until_it_is_repaired(process):
     assert process.reported() is State.READY
 
 
+def test_a_layer_is_stale_only_after_a_heartbeat_could_probe_it():
+    """Probes run at heartbeats, so between rare heartbeats a layer that nobody calls is older than three probe intervals."""
+    process = Process(probe_s=1.0, heartbeat_s=8.0)
+    process.readiness.port_opened()
+    process.readiness.state_applied(3)
+    process.log.age = 25.0
+    assert process.readiness.why_not_ready() is None
+    process.log.age = 26.0
+    assert process.readiness.why_not_ready() == 'layer "a" has not answered for 26 s'
+
+
+def test_layers_are_probed_together_so_that_a_busy_engine_delays_a_heartbeat_once(process, monkeypatch):
+    monkeypatch.setattr(readiness, "_probe", lambda model: (model.name, None))
+    names, probed, timeouts = ["a", "b", "c"], list[str](), list[float]()
+    process.registry.catalog.models = lambda: [room(name=name, digest="") for name in names]
+    process.log.age = 10.0
+
+    async def submit(name: str, lane: Any, cost: None, deadline: float) -> None:
+        probed.append(name)
+        timeouts.append(deadline - time.monotonic())
+        while len(probed) < len(names):  # noqa: ASYNC110 (ticks are counted, not events)
+            await asyncio.sleep(0)
+        raise DeadlineExceeded("too busy")
+
+    process.batcher.submit = submit
+
+    async def probe() -> None:
+        async with asyncio.timeout(5.0):
+            await process.readiness.probe()
+
+    asyncio.run(probe())
+    assert probed == names
+    assert all(1.9 < timeout_s <= 2.0 for timeout_s in timeouts), "two heartbeats"
+    process.log.age = 9.0
+    asyncio.run(probe())
+    assert probed == names, "none is due"
+
+
 def test_draining_is_final_and_reported_at_once(process):
     process.readiness.port_opened()
     process.readiness.state_applied(3)
@@ -133,8 +180,17 @@ def test_draining_is_final_and_reported_at_once(process):
     assert process.log.reported[-1] == (False, 0)
 
 
+def test_a_process_that_drains_because_of_a_fault_reports_the_fault(process):
+    process.readiness.port_opened()
+    process.readiness.state_applied(3)
+    process.readiness.give_up("an internal fault")
+    process.readiness.drain()
+    assert (process.channel.status.state, process.channel.status.reason) == (State.FAILED, "an internal fault")
+    assert process.readiness.why_not_ready() == "an internal fault"
+
+
 def test_an_acknowledgement_and_the_refusal_of_its_change_are_one_report(process):
-    process.registry.refusal = ("no memory", False)
+    process.registry.refusal = Refusal("no memory", is_file_changed=False, code="layer_not_loaded")
     process.readiness.state_applied(3)
     assert process.channel.status == WorkerStatus(State.STARTING, NOT_LISTENING, 3, "no memory")
 
@@ -267,6 +323,19 @@ def test_a_process_that_is_late_or_a_replacement_joins_once_D9():
     assert others.beat(1, 2) == 2
     assert others.beat(1, 2, 4) == 3
     assert others.beat(1, 2, 4) == 3
+
+
+def test_a_process_does_not_count_itself_as_joining():
+    """Its connections are new: it would shed those that it has just accepted."""
+    others, own = Others(), os.getpid()
+    for ready, num_joined in (((-1,), 0), ((-1, own), 0), ((-1,), 0), ((-1, own), 0), ((-1, own, -2), 1)):
+        assert others.beat(*ready) == num_joined
+
+
+def test_a_process_that_is_ready_first_counts_the_second_as_joining():
+    others, own = Others(), os.getpid()
+    assert others.beat(own) == 0
+    assert others.beat(own, -1) == 1
 
 
 def test_the_replacement_of_one_that_died_before_it_was_seen_joins_too():

@@ -151,6 +151,29 @@ def test_a_state_with_a_missing_layer_is_applied_again_later(run):
     run(story)
 
 
+def test_other_states_put_no_retry_off(run):
+    """They do not try a missing layer again (test_layer_registry.py), so it would never be tried while others change."""
+
+    async def story(told: Story) -> None:
+        told.registry.fault = "a layer is missing"
+        desired = FIRST
+        for _ in range(2):
+            told.clock.advance(4.0)
+            desired = desired.prepare("b", "1").abort()
+            await told.tell(desired)
+        assert told.registry.done == [1, 3, 5]
+        told.clock.advance(2.0)
+        told.reconciler.check()
+        await turns()
+        assert told.registry.done == [1, 3, 5, 5]
+        told.clock.advance(9.0)
+        told.reconciler.check()
+        await turns()
+        assert told.registry.done == [1, 3, 5, 5]
+
+    run(story)
+
+
 def test_an_internal_fault_ends_the_task():
     """The owner of the task sees the error and has the process replaced."""
 

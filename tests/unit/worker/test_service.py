@@ -29,6 +29,7 @@ from service.errors import Draining, EngineDown
 from service.layers.store import Store
 from service.observability.telemetry import Telemetry
 from service.settings import load_settings
+from service.supervisor.status import State
 from service.supervisor.supervisor import EXIT_ENGINE_DOWN, EXIT_FAILED, EXIT_REFUSED
 from service.worker.service import Service, watch_loads
 from tests.doubles import LocalChannel, lone_metrics, turns
@@ -264,6 +265,21 @@ def test_an_internal_fault_of_a_task_has_the_process_replaced(tmp_path, monkeypa
             assert exit_code == EXIT_FAILED
             assert process.service.why_not_ready() == "an internal fault"
             assert process.telemetry.events == [("main_task_failed", fault)]
+
+    asyncio.run(story())
+
+
+def test_a_process_whose_engine_goes_down_in_a_batch_reports_that_and_not_the_drain(tmp_path):
+    """As failed, with the reason, until it has ended."""
+
+    async def story() -> None:
+        async with started(tmp_path) as process:
+            await process.serve()
+            process.service.batcher.fail(DOWN)
+            assert await process.end() == (EXIT_ENGINE_DOWN, "the engine is down")
+            process.service.begin_drain()
+            status = process.service._channel.status
+            assert (status.state, status.reason) == (State.FAILED, "the engine is down")
 
     asyncio.run(story())
 
