@@ -89,7 +89,7 @@ class Listener:
     """Accepts connections on one bound socket, on the running loop; `make` gives a connection its protocol.
 
     It keeps up to `max_connections` connections, and MAX_OVERFLOW more, which serve one request each. With `tls` the handshake
-    may take `handshake_timeout_s`. `report_pause` gets the error that pauses accepting.
+    may take `handshake_timeout_s`. `report_error` gets the error that pauses accepting, or ends it early in `close`.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Listener:
         make: Callable[[ConnectionSlot], asyncio.Protocol],
         tls: ssl.SSLContext | None,
         handshake_timeout_s: float,
-        report_pause: Callable[[OSError], None],
+        report_error: Callable[[OSError], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._socket = bound
@@ -107,7 +107,7 @@ class Listener:
         self._make = make
         self._tls = tls
         self._handshake_timeout_s = handshake_timeout_s
-        self._report_pause = report_pause
+        self._report_error = report_error
         self._kept: dict[ConnectionSlot, None] = {}
         self._overflow: dict[ConnectionSlot, None] = {}
         self._connecting: set[asyncio.Task[None]] = set()
@@ -119,14 +119,24 @@ class Listener:
         self._loop.add_reader(self._socket, self._take)
 
     def close(self) -> list[socket.socket]:
-        """Stop accepting, and return the connections that wait in the kernel: closing the socket would reset them."""
+        """Stop accepting, and return the connections that wait in the kernel: closing the socket would reset them.
+
+        It resets those that cannot be accepted, because no descriptor is left, and reports the error.
+        """
         if self._pause is not None:
             self._pause.cancel()
         self._loop.remove_reader(self._socket)
         waiting = []
-        with contextlib.suppress(OSError):  # no connection is left
-            while True:
+        while True:
+            try:
                 waiting.append(self._socket.accept()[0])
+            except BlockingIOError:
+                break
+            except ConnectionAbortedError:
+                continue
+            except OSError as error:
+                self._report_error(error)
+                break
         self._socket.close()
         return waiting
 
@@ -157,7 +167,7 @@ class Listener:
             except (BlockingIOError, ConnectionAbortedError):
                 return
             except OSError as error:
-                self._report_pause(error)
+                self._report_error(error)
                 self._loop.remove_reader(self._socket)
                 self._pause = self._loop.call_later(PAUSE_S, self._loop.add_reader, self._socket, self._take)
                 return

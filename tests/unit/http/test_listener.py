@@ -24,14 +24,15 @@ class Kept(asyncio.Protocol):
 
 
 class Failing(socket.socket):
-    """A listening socket whose first `fails` accepts raise EMFILE."""
+    """A listening socket whose first `fails` accepts raise `code`."""
 
     fails = 0
+    code = errno.EMFILE
 
     def accept(self):
         if self.fails:
             self.fails -= 1
-            raise OSError(errno.EMFILE, "Too many open files")
+            raise OSError(self.code, "this accept fails")
         return super().accept()
 
 
@@ -151,6 +152,26 @@ def test_a_listener_that_cannot_accept_pauses_and_accepts_later(monkeypatch):
         assert bound.fails == 0
 
     assert [rest.errno for rest in hall(story, bound=bound)] == [errno.EMFILE] * 3
+
+
+@pytest.mark.parametrize(("code", "is_reported"), [(errno.EMFILE, True), (errno.ECONNABORTED, False)])
+def test_closing_reports_why_waiting_connections_are_left_behind(code, is_reported):
+    errors: list[OSError] = []
+
+    async def story():
+        bound = Failing(socket.AF_INET, socket.SOCK_STREAM)
+        bound.bind(("127.0.0.1", 0))
+        listener = Listener(bound, 2, Kept, None, 5.0, errors.append)
+        listener.open()
+        with socket.create_connection(bound.getsockname(), 5):
+            bound.fails, bound.code = 1, code
+            waiting = listener.close()
+        for taken in waiting:
+            taken.close()
+        assert len(waiting) == (not is_reported)
+
+    asyncio.run(story())
+    assert [error.errno for error in errors] == [code] * is_reported
 
 
 @pytest.mark.parametrize(
