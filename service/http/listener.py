@@ -118,18 +118,18 @@ class Listener:
         self._socket.listen(BACKLOG)
         self._loop.add_reader(self._socket, self._take)
 
-    def close(self) -> list[socket.socket]:
-        """Stop accepting, and return the connections that wait in the kernel: closing the socket would reset them.
+    def close(self) -> set[asyncio.Task[None]]:
+        """Stop accepting, and return the tasks of all connections whose TLS handshake is unfinished.
 
-        It resets those that cannot be accepted, because no descriptor is left, and reports the error.
+        Those that wait in the kernel are accepted first, because closing the socket resets them. If that fails, because no
+        descriptor is left, the error is reported.
         """
         if self._pause is not None:
             self._pause.cancel()
         self._loop.remove_reader(self._socket)
-        waiting = []
         while True:
             try:
-                waiting.append(self._socket.accept()[0])
+                self._begin(self._socket.accept()[0])
             except BlockingIOError:
                 break
             except ConnectionAbortedError:
@@ -138,13 +138,18 @@ class Listener:
                 self._report_error(error)
                 break
         self._socket.close()
-        return waiting
+        return self._connecting.copy()
 
-    async def connect(self, taken: socket.socket, handshake_timeout_s: float) -> None:
+    def _begin(self, taken: socket.socket) -> None:
+        task = self._loop.create_task(self._connect(taken))
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
+
+    async def _connect(self, taken: socket.socket) -> None:
         """Give an accepted connection a slot and its protocol, TLS handshake included; return when it has them or has failed."""
         taken.setblocking(False)
         slot = self._slot(taken)
-        tls: Any = {} if self._tls is None else {"ssl": self._tls, "ssl_handshake_timeout": handshake_timeout_s}
+        tls: Any = {} if self._tls is None else {"ssl": self._tls, "ssl_handshake_timeout": self._handshake_timeout_s}
         try:
             await self._loop.connect_accepted_socket(functools.partial(self._make, slot), taken, **tls)
         except BaseException as error:
@@ -171,6 +176,4 @@ class Listener:
                 self._loop.remove_reader(self._socket)
                 self._pause = self._loop.call_later(PAUSE_S, self._loop.add_reader, self._socket, self._take)
                 return
-            task = self._loop.create_task(self.connect(taken, self._handshake_timeout_s))
-            self._connecting.add(task)
-            task.add_done_callback(self._connecting.discard)
+            self._begin(taken)

@@ -62,10 +62,10 @@ def hall(story, most=2, bound=None, tls=None, handshake_timeout_s=5.0):
             async with asyncio.timeout(20):
                 await story(listener, connect)
         finally:
-            for taken in listener.close():
-                taken.close()
+            connecting = listener.close()
             for client in clients:
                 client.close()
+            await asyncio.gather(*connecting)
             async with asyncio.timeout(20):
                 await until(lambda: num_slots(listener) == 0)
 
@@ -165,10 +165,10 @@ def test_closing_reports_why_waiting_connections_are_left_behind(code, is_report
         listener.open()
         with socket.create_connection(bound.getsockname(), 5):
             bound.fails, bound.code = 1, code
-            waiting = listener.close()
-        for taken in waiting:
-            taken.close()
-        assert len(waiting) == (not is_reported)
+            connecting = listener.close()
+        assert len(connecting) == (not is_reported)
+        await asyncio.gather(*connecting)
+        await until(lambda: num_slots(listener) == 0)
 
     asyncio.run(story())
     assert [error.errno for error in errors] == [code] * is_reported
