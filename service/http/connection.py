@@ -38,7 +38,7 @@ MAX_LINGER_BYTES = 64 * 2**20
 # The unused rest of a body is read and dropped up to this size, so that the connection can be reused.
 MAX_DROPPED_BYTES = 64 * 1024
 MAX_EARLY_BYTES = 64 * 1024
-# After a half-close the loop reads nothing more and notices no reset, so a check at this interval looks for one.
+# After a half-close, or while reading is paused, the loop notices no reset, so a check at this interval looks for one.
 RESET_CHECK_S = 0.05
 # Pause between two ticks that each parse many small chunks, so that other threads get the interpreter.
 PAUSE_S = 0.001
@@ -278,6 +278,8 @@ class Connection(HttpToolsProtocol):
         if len(self._early_bytes) > MAX_EARLY_BYTES:
             self.flow.is_full = True
             self.flow.pause_reading()
+            if self._stage is Stage.EARLY:
+                self._read_deadline.set(RESET_CHECK_S)
 
     def _count_dropped(self, num_bytes: int) -> None:
         self._num_dropped_bytes += num_bytes
@@ -285,8 +287,8 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
 
     def _on_read_deadline(self) -> None:
-        """Handle the read deadline of the current stage. After a half-close, check for a reset."""
-        if self._is_half_closed and self._client_waits():
+        """Handle the read deadline of the current stage. While the loop would notice no reset, check for one."""
+        if (self._is_half_closed or self.flow.is_full) and self._client_waits():
             return
         if self._stage is Stage.DROP and self.loop.time() < self._linger_ends_at:
             self._discard()
@@ -298,14 +300,14 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
 
     def _client_waits(self) -> bool:
-        """Return whether a client that half-closed still waits for a response; if so, check again later."""
+        """Return whether a client from which nothing is read still waits for a response; if so, check again later."""
         if self._stage is Stage.HEAD or self.cycle.response_complete or self.transport.is_closing():
             return False
         if self._stage is Stage.BODY:
             may_wait = bool(self._early_bytes)  # decided when these bytes are parsed
         else:
             is_early_last = self._early_is_last and bool(self._early_bytes)
-            may_wait = self._stage is Stage.DROP or self._is_last or is_early_last
+            may_wait = not self._is_half_closed or self._stage is Stage.DROP or self._is_last or is_early_last
         if not may_wait or self._slot.is_reset:
             return False
         self._read_deadline.set(RESET_CHECK_S)

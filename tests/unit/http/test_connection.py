@@ -741,6 +741,36 @@ async def test_a_half_closed_client_that_resets_is_disconnected():
 
 
 @on_the_loop
+async def test_a_client_that_resets_while_reading_is_paused_is_disconnected():
+    room = Room()
+    await room.send(post(b"/held"), post() * 2000)
+    assert not room.wire.is_reading
+    await room.advance(100)
+    assert room.wire.events == []
+    room.taken.is_reset = True
+    await room.advance(RESET_CHECK_S)
+    assert room.wire.events == ["close"]
+    await room.lose()
+    room.echo.gate.set()
+    await turns()
+    assert room.ledger.ends == ["gone"]
+    assert room.clock.num_calls == 0
+
+
+@on_the_loop
+async def test_pipelined_requests_above_the_buffer_are_answered_however_long_each_takes():
+    room = Room()
+    await room.send(post(b"/held") * 3 + post() * 2000)
+    await room.advance(100)
+    room.echo.gate.set()
+    await turns(40_000)
+    await room.advance(RESET_CHECK_S)
+    assert room.statuses == [200] * 2003
+    assert room.wire.is_reading
+    assert room.wire.events == []
+
+
+@on_the_loop
 async def test_a_client_that_resets_before_its_eof_is_read_is_disconnected():
     room = Room()
     await room.send(SAYS_LAST["close"])
