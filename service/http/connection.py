@@ -24,7 +24,7 @@ from service.errors import BadRequest, ClientTimeout, ServiceError
 from service.http.asgi import CROWDED, REFUSED
 from service.http.cycle import CoalescingTransport, Cycle, Flow, ReadAhead, WriteCoalescer, request_scope
 from service.http.listener import ConnectionSlot
-from service.http.request_parser import Bytes, ChunkedBody, CountedBody, Head, HeadLimits, glimpse, take_head
+from service.http.request_parser import CRLF, Bytes, ChunkedBody, CountedBody, Head, HeadLimits, glimpse, take_head
 
 # Closing with unread bytes would reset the connection, and the client might lose its response.
 LINGER_S = 2.0
@@ -292,7 +292,7 @@ class Connection(HttpToolsProtocol):
             return
         if self._stage is Stage.DROP and self.loop.time() < self._linger_ends_at:
             self._discard()
-        elif self._stage is Stage.HEAD and self._partial_head:
+        elif self._stage is Stage.HEAD and self._partial_head not in (b"", CRLF):
             error = ClientTimeout(f"the headers did not arrive within {self._limits.header_timeout_s:g} s")
             self._refuse(error)
         else:

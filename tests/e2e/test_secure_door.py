@@ -99,6 +99,14 @@ def test_a_client_that_only_connects_is_disconnected_at_the_header_deadline(port
         assert time.monotonic() - started < HEADER_TIMEOUT_S + 1
 
 
+def test_a_target_may_be_a_whole_https_url(port, tls):
+    with RawClient(port, tls=tls) as client:
+        client.send(get().replace(b"GET /", b"GET https://localhost/", 1))
+        answer = client.hear()
+        assert answer is not None
+        assert answer.status == 200
+
+
 def test_a_client_whose_handshake_the_drain_interrupts_is_answered(service, port, tls):
     arrived, sent = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = tls.wrap_bio(arrived, sent, server_hostname="localhost")

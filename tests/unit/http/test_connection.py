@@ -810,16 +810,34 @@ async def test_H20_slow_headers_are_refused_at_the_deadline():
 
 
 @on_the_loop
-async def test_H20_empty_lines_do_not_postpone_the_deadline():
+async def test_H20_an_empty_line_does_not_postpone_the_deadline():
     room = Room()
     await room.send(post())
     await room.advance(50)
-    for _ in range(9):
-        await room.send(b"\r\n")
-        await room.advance(1)
+    for byte in (b"\r", b"\n"):
+        await room.send(byte)
+        await room.advance(4.5)
     await room.send(b"GET")
     await room.advance(1)
     assert room.statuses == [200, 408]
+
+
+@on_the_loop
+async def test_H20_an_empty_line_alone_is_no_request():
+    room = Room()
+    await room.send(post(), b"\r\n")
+    await room.advance(LIMITS.header_timeout_s)
+    assert room.statuses == [200]
+    assert room.wire.events == ["close"]
+
+
+@on_the_loop
+async def test_H20_a_second_empty_line_is_refused_at_once():
+    room = Room()
+    await room.send(post(), b"\r\n")
+    await room.advance(1)
+    await room.send(b"\r\n")
+    assert room.statuses == [200, 400]
 
 
 @on_the_loop
