@@ -49,9 +49,10 @@ class ConnectionLimits:
     """Limits of size and time that hold before the application reads a request.
 
     The headers must be complete `header_timeout_s` after the connection opened, or after the first byte of a later request. The
-    client must read each piece of a long response, or all of a short one, within `write_timeout_s`. All waits of a response for
-    its client may take `write_timeout_s` plus the time of its bytes at `min_response_bytes_per_s` (0: any time). A process
-    keeps at most `max_connections` connections, and `max_read_ahead_bytes` of bodies that the application does not read yet.
+    client must read each piece of a long response, or a short one, down to the transport's low-water mark within
+    `write_timeout_s`, and the rest of a response in that time again. All waits of a response for its client may take
+    `write_timeout_s` plus the time of its bytes at `min_response_bytes_per_s` (0: any time). A process keeps at most
+    `max_connections` connections, and `max_read_ahead_bytes` of bodies that the application does not read yet.
     """
 
     head: HeadLimits
@@ -206,7 +207,8 @@ class Connection(HttpToolsProtocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         cycle, limits, left_s = self.cycle, self._limits, 0.0
-        if limits.min_response_bytes_per_s:
+        # Else the bytes may be those of the previous response, which was held back.
+        if limits.min_response_bytes_per_s and cycle.num_written:
             cycle.paused_at = self.loop.time()
             left_s = cycle.num_written / limits.min_response_bytes_per_s - cycle.waited_s
         self._write_deadline.set(limits.write_timeout_s + min(0.0, left_s))

@@ -19,7 +19,7 @@ from service.http.connection import (
     PAUSE_S,
     RESET_CHECK_S,
 )
-from service.http.cycle import MAX_AHEAD_BYTES
+from service.http.cycle import MAX_AHEAD_BYTES, WriteCoalescer
 from service.http.request_parser import LINES_A_TICK
 from tests.raw_inputs import BAD_REQUESTS
 from tests.unit.http.wire import LIMITS, Room, turns
@@ -998,12 +998,17 @@ async def test_each_answer_of_a_connection_has_its_own_write_deadline():
     assert room.wire.events == []
 
 
+@pytest.mark.parametrize("is_held", [False, True])
 @on_the_loop
-async def test_waiting_for_one_answer_does_not_count_for_the_next():
-    room = Room(RATED)
+async def test_waiting_for_one_answer_does_not_count_for_the_next(is_held):
+    """Even if the first is held back and sent once the next request has begun."""
+    coalescer = WriteCoalescer()
+    room = Room(RATED, coalescer=coalescer)
     answer = LongAnswer(room, 2)
 
     async def application(scope, receive, send):
+        if scope["path"] == "/first" and is_held:
+            assert coalescer.may_send_now(lambda: None)
         await (room.echo if scope["path"] == "/first" else answer)(scope, receive, send)
 
     room.connection.app, room.wire.full_with = application, b"first"
