@@ -444,7 +444,7 @@ async def test_many_small_chunks_are_read_with_pauses_and_little_is_read_ahead()
         while not room.wire.is_reading:
             pauses += 1
             await room.advance(PAUSE_S)
-        assert len(room.connection._early_bytes) <= 2**17
+        assert len(room.connection._pipelined_bytes) <= 2**17
     while room.is_pausing:
         await room.advance(PAUSE_S)
     assert pauses > 10
