@@ -165,8 +165,9 @@ class Settings(BaseSettings):
     queue_cells: Positive = 2**32
     """attention scores that may wait in a process; a request that waits alone may have more"""
     standing_wait_ms: float | None = Field(None, ge=0)
-    """in sustained overload a layer's queue holds the whole batches that fit into this wait, at least one (milliseconds); 0 =
-    only the queue's other limits hold; default: 100, or 0 if `ATTENTION_QUEUE_CAPACITY` is set"""
+    """in sustained overload a lane of the queue holds the whole batches that fit into this wait, at least one (milliseconds); a
+    lane has the requests of one layer and digest, float64 or not, and one of three sizes; 0 = only the queue's other limits hold;
+    default: 100, or 0 if `ATTENTION_QUEUE_CAPACITY` is set"""
 
     drain_delay_s: Seconds = 0.0
     """time of normal service at shutdown, with readiness off, until the listener closes (seconds)"""
@@ -177,10 +178,12 @@ class Settings(BaseSettings):
     probe_s: Timeout = 10.0
     """a layer without an answer for this long is probed with a real forward pass (seconds)"""
     stuck_s: Timeout = 60.0
-    """longest forward pass; if one takes longer, all waiting requests fail and the process is replaced; the watchdog also
-    replaces a process whose event loop is silent for this long, at least 10 s (seconds)"""
+    """longest step of a batch or of a layer's load; on a CPU a long batch has several steps, on a GPU every batch has one; if a
+    step takes longer, all waiting requests of the process fail and it is replaced; the watchdog also replaces a process whose
+    event loop is silent for this long, at least 10 s (seconds)"""
     layer_change_s: Timeout = 30.0
-    """time for all processes to load or unload a layer at run time; if one is late, the rollout is aborted in all (seconds)"""
+    """time for all processes to load or unload a layer at run time; if one is late, the rollout is aborted in all; a PUT
+    first reads the layer's file, which may take as long (seconds)"""
     max_layer_bytes: Positive = 2**30
     """largest layer file that is loaded; checking it takes about three times as much memory in a process (bytes)"""
     strict_layers: bool = True

@@ -27,7 +27,7 @@ Batch = Sequence[Any]
 
 
 def echo(batch: Batch) -> list[Any]:
-    """What GateEngine answers unless told otherwise: as many results as payloads, each recognisable."""
+    """GateEngine's answers by default: one result for each payload, which names the payload."""
     return [("answer", payload) for payload in batch]
 
 
@@ -107,8 +107,8 @@ class GateEngine:
         self.room = 10**9
         self.answer: Callable[[Batch], Any] = echo
         self.batches: list[list[Any]] = []
-        self.briefs: list[bool] = []  # which of them were said to be brief
-        self.held: tuple[list[Any], Future[Any]] | None = None  # the batch in hand and its future
+        self.inline_flags: list[bool] = []  # for each of them, whether it was run inline
+        self.held: tuple[list[Any], Future[Any]] | None = None  # the held batch and its future
         self.preempted: PreemptedBatch | None = None  # a long one, which goes on when it is resumed
         self.dropped: list[list[Any]] = []
 
@@ -129,7 +129,7 @@ class GateEngine:
 
     def run(self, batch: Batch, *, is_inline: bool = False) -> Future[Any]:
         self.batches.append(list(batch))
-        self.briefs.append(is_inline)
+        self.inline_flags.append(is_inline)
         return self.hold(list(batch))
 
     def hold(self, batch: list[Any]) -> Future[Any]:

@@ -1,7 +1,7 @@
 """Request path: prints the files of service/ that one request of each form enters, in order (`make path`).
 
 A real service with one worker runs under a profile function in all threads and in the JSON helper process. A request's section
-begins when its connection is accepted. Each form is asked several times with different lengths; a file counts if every
+begins when its connection is accepted. Each form is sent several times with different lengths; a file counts if every
 section has it, which leaves out heartbeats and other background work.
 """
 
@@ -40,7 +40,7 @@ KEY_ROWS = 10_000
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Form:
-    """One form of a request; `rows` positions, so that no two sections are alike."""
+    """One form of a request; `rows` positions, so that no two sections are equal."""
 
     name: str
     path: str

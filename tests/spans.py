@@ -8,7 +8,7 @@ from opentelemetry.trace import SpanKind
 
 
 class Spans:
-    """What `tracer` was told, in the order in which the spans ended."""
+    """The spans of `tracer`, in the order in which they ended."""
 
     def __init__(self, sampler: Sampler = ALWAYS_ON) -> None:
         self._exporter = InMemorySpanExporter()

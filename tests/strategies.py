@@ -1,4 +1,4 @@
-"""Hypothesis strategies of the engine room: widths, lengths, masks, weights wanted, calls.
+"""Hypothesis strategies for attention: widths, lengths, masks, weights wanted, calls.
 
 They draw the structure and a seed; the numbers come from the seed, so examples shrink to small shapes and not to zeros.
 """
@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from service.attention.call import Call, WeightsWanted
 from service.attention.masks import Sizes
 from service.attention.spec import LayerSpec
-from tests import reference
-from tests.engine_room import engine_mask, make_spec, randn
+from tests import oracle
+from tests.attention_fixtures import engine_mask, make_spec, randn
 
 seeds = st.integers(0, 2**31 - 1)
 # Short ones mostly, where rounding rules bite; some around the blocks of kernels.
@@ -32,7 +32,7 @@ class Drawn:
     """A call and the masks it was made from."""
 
     call: Call
-    masks: tuple[reference.Mask, ...]
+    masks: tuple[oracle.Mask, ...]
 
 
 @st.composite
@@ -61,7 +61,7 @@ def specs(draw: st.DrawFn, *, width=widths, has_extras: bool = True) -> LayerSpe
 
 
 @st.composite
-def masks_for(draw: st.DrawFn, sizes: Sizes, *, max_masks: int = 3) -> tuple[reference.Mask, ...]:
+def masks_for(draw: st.DrawFn, sizes: Sizes, *, max_masks: int = 3) -> tuple[oracle.Mask, ...]:
     """Up to three masks of any kind; values have any axis whole or 1, and block whole rows now and then."""
     kinds = draw(st.lists(st.sampled_from(_KINDS), max_size=max_masks))
     return tuple(draw(kind(sizes)) for kind in kinds)
@@ -74,28 +74,28 @@ def _values(draw: st.DrawFn, sizes: Sizes) -> tuple[np.random.Generator, tuple[i
 
 
 @st.composite
-def _attend(draw: st.DrawFn, sizes: Sizes) -> reference.Mask:
+def _attend(draw: st.DrawFn, sizes: Sizes) -> oracle.Mask:
     rng, shape, blocked = draw(_values(sizes))
-    return reference.Attend(rng.random(shape) >= blocked)
+    return oracle.Attend(rng.random(shape) >= blocked)
 
 
 @st.composite
-def _ignore(draw: st.DrawFn, sizes: Sizes) -> reference.Mask:
+def _ignore(draw: st.DrawFn, sizes: Sizes) -> oracle.Mask:
     rng, shape, blocked = draw(_values(sizes))
-    return reference.Ignore(rng.random(shape) < blocked)
+    return oracle.Ignore(rng.random(shape) < blocked)
 
 
 @st.composite
-def _bias(draw: st.DrawFn, sizes: Sizes) -> reference.Mask:
+def _bias(draw: st.DrawFn, sizes: Sizes) -> oracle.Mask:
     rng, shape, blocked = draw(_values(sizes))
     values = np.where(rng.random(shape) < min(blocked, 0.9), -np.inf, rng.normal(0, 2, shape))
-    return reference.Bias(values.astype(np.float32))
+    return oracle.Bias(values.astype(np.float32))
 
 
 @st.composite
-def _lengths(draw: st.DrawFn, sizes: Sizes) -> reference.Mask:
+def _lengths(draw: st.DrawFn, sizes: Sizes) -> oracle.Mask:
     rng, shape = np.random.default_rng(draw(seeds)), (sizes.sequences, sizes.queries)
-    return reference.Lengths(rng.integers(0, sizes.keys + 1, shape if draw(st.booleans()) else shape[:1]))
+    return oracle.Lengths(rng.integers(0, sizes.keys + 1, shape if draw(st.booleans()) else shape[:1]))
 
 
 def _offsets(sizes: Sizes) -> st.SearchStrategy[int | tuple[int, ...]]:
@@ -109,14 +109,14 @@ def _offset(sizes: Sizes) -> st.SearchStrategy[int]:
 
 
 @st.composite
-def _causal(draw: st.DrawFn, sizes: Sizes) -> reference.Mask:
-    return reference.Causal(draw(_offsets(sizes)))
+def _causal(draw: st.DrawFn, sizes: Sizes) -> oracle.Mask:
+    return oracle.Causal(draw(_offsets(sizes)))
 
 
 @st.composite
-def _window(draw: st.DrawFn, sizes: Sizes) -> reference.Mask:
+def _window(draw: st.DrawFn, sizes: Sizes) -> oracle.Mask:
     reach = st.one_of(st.none(), st.integers(0, sizes.keys), st.integers(0, 2**70))
-    return reference.Window(draw(_offsets(sizes)), draw(reach), draw(reach))
+    return oracle.Window(draw(_offsets(sizes)), draw(reach), draw(reach))
 
 
 _KINDS = (_attend, _ignore, _bias, _lengths, _causal, _window)

@@ -1,8 +1,8 @@
 """Channel: one end of the socket pair between the supervisor and a worker; each line is one message in JSON.
 
 Invariants: Nothing waits for the peer. A message is the whole status of its sender (`supervisor/status.py`), so only the latest
-counts: behind a message that is partly sent at most one waits, and of those that have arrived only the last is parsed. The end
-of file means the peer's death, because no other process holds its end.
+counts. At most one message waits behind a partly sent one. Of the messages that have arrived, only the last is parsed. The end of
+file means the peer's death, because no other process holds its end.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ Invariants: One rollout runs at a time. No process serves the new layers before 
 only when every process serves them. After a refusal, a death during PREPARE, a timeout, a withdrawal or the death of the author
 (the process that asked) it is rolled back; until then some processes may serve the new layer. A process counts only while its
 last report is younger than MAX_AGE_S. The first process that has loaded the layer directory decides the first desired state.
-Nothing needs a timer, because every process reports once a second, and each report is answered. Time without a report of any
-process counts against none of them, because the coordinator itself was paused.
+Nothing needs a timer, because every process reports once a second, and each report is answered. Time in which no process reports
+counts against no process and no deadline, because the coordinator itself was paused.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from service.supervisor.status import Change, DesiredState, Outcome, Phase, Serv
 
 # Six missed pings.
 MAX_AGE_S = 6.0
-# So long without any report means that the coordinator itself was paused: every live process reports more often.
+# If no process reports for longer, the coordinator itself was paused: every live process reports more often.
 PAUSE_S = 2.0
 # The author gets its error when every process has acknowledged that its rollout is aborted, or after this time.
 ABORT_S = 2.0
@@ -72,11 +72,13 @@ class Coordinator:
         member = self._members.get(pid)
         if member is None:
             return
-        now, before = self._now(), self._reported_at
-        self._reported_at = now
-        for other in self._members.values() if now - before > PAUSE_S else ():  # forgive the pause
-            other.reported_at += now - before
-        member.status, member.reported_at = status, self._reported_at
+        now = self._now()
+        if (pause_s := now - self._reported_at) > PAUSE_S:
+            for other in self._members.values():
+                other.reported_at += pause_s
+            if self._rollout is not None:
+                self._rollout.deadline += pause_s
+        member.status, member.reported_at, self._reported_at = status, now, now
         if self.desired.version == 0 and status.found is not None:
             self.desired = DesiredState(1, layers=status.found)
         rollout, change = self._rollout, status.change
@@ -85,7 +87,7 @@ class Coordinator:
         if change is not None and change.number != member.last_change:
             member.last_change = change.number
             try:
-                self.desired, self._rollout = self._prepare(pid, change)
+                self._prepare(pid, change)
             except ServiceError as error:
                 member.outcome = _outcome(change.number, error)
         member.sent = None
@@ -123,36 +125,32 @@ class Coordinator:
         oldest = self._now() - MAX_AGE_S
         return {pid: member for pid, member in self._members.items() if member.reported_at >= oldest}
 
-    def _prepare(self, author: int, change: Change) -> tuple[DesiredState, Rollout | None]:
-        """Return the state and the rollout that begin the change; raise LayerChanged or NotReady.
-
-        If every process serves the change already, set its outcome and return no rollout.
-        """
-        desired = self.desired
+    def _prepare(self, author: int, change: Change) -> None:
+        """Begin the change, or set its outcome if every process serves it already; raise LayerChanged or NotReady."""
         if self._rollout is not None:
             raise NotReady("another change of layers is under way", retry_after_s=1)
-        current = desired.layers.get(change.name)
+        current = self.desired.layers.get(change.name)
         fresh = self._fresh()
         ready = [one for one in fresh.values() if one.status.state is State.READY]
-        num_serving = sum(one.status.version == desired.version for one in ready)
+        num_serving = sum(one.status.version == self.desired.version for one in ready)
         if current == change.digest and num_serving >= self.expected_workers:
             self._members[author].outcome = Outcome(change.number)
-            return desired, None
+            return
         if change.digest is not None and current not in (change.seen, change.digest):
             raise LayerChanged("another change of this layer came first; nothing was changed")
         up = (State.READY, State.FAILED)
         pids = frozenset(pid for pid, one in fresh.items() if one.status.state in up and one.status.version)
         if len(pids) < self.expected_workers:
             raise NotReady(f"{len(pids)} of {self.expected_workers} processes are up", retry_after_s=5)
-        rollout = Rollout(author, change.number, pids, self._now() + change.timeout_s, current is None)
-        return desired.prepare(change.name, change.digest), rollout
+        self._rollout = Rollout(author, change.number, pids, self._now() + change.timeout_s, current is None)
+        self.desired = self.desired.prepare(change.name, change.digest)
 
     def _go_on(self) -> None:
         """Take the next step of the rollout if its condition holds, and send the status to every process that lacks it."""
         rollout, acknowledged = self._rollout, (0, self.desired.version)
         if rollout is not None and rollout.error is None:
             try:
-                self._commit(rollout, self.desired)
+                self._commit(rollout)
             except (LayerChanged, NotReady) as error:
                 self._abort(error)
         elif rollout is not None:
@@ -167,9 +165,9 @@ class Coordinator:
                 member.sent = status
                 member.send(status)
 
-    def _commit(self, rollout: Rollout, desired: DesiredState) -> None:
+    def _commit(self, rollout: Rollout) -> None:
         """Enter the next phase once every process has acknowledged; raise LayerChanged or NotReady if one never will."""
-        fresh = self._fresh()
+        desired, fresh = self.desired, self._fresh()
         acknowledged = [one.status for one in fresh.values() if one.status.version == desired.version]
         for status in acknowledged:
             if status.refusal and status.is_file_changed:

@@ -1,8 +1,8 @@
 """Processes: what the supervisor needs from the operating system: a port, streams, children and signals.
 
 Independent of torch, settings, what a process does, and when it is started, replaced or ended (`supervisor/supervisor.py`).
-Invariants: Nothing here polls. A child begins with no signal ignored or blocked. It has a process group of its own, so that
-Ctrl-C reaches only the supervisor. It holds one end of a socket pair, and only the supervisor holds the other
+Invariants: Nothing here polls. A child begins with no signal blocked and none of SIGNALS ignored. It has a process group of its
+own, so that Ctrl-C reaches only the supervisor. It holds one end of a socket pair, and only the supervisor holds the other
 (`supervisor/channel.py`). So each reads an end-of-file when the other ends, even by SIGKILL. Nothing that a process of the
 service writes to stdout or stderr waits for a reader, be it a log line, a traceback or output of C code.
 
@@ -60,8 +60,9 @@ def reserve_port(host: str, port: int) -> socket.socket:
     try:
         bind(host, port, is_shared=False).close()
         reserved = bind(host, port)
-    except OSError as error:
-        raise StartError(f"cannot listen on {host} port {port}: {error.strerror or 'no such address'}") from None
+    except (OSError, UnicodeError) as error:  # a host name with an empty or too long part is a UnicodeError
+        reason = getattr(error, "strerror", None) or "no such address"
+        raise StartError(f"cannot listen on {host} port {port}: {reason}") from None
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
     return reserved
 

@@ -1,9 +1,10 @@
 """Run directory: makes, restores and removes the directory of files that the processes of one service share.
 
 Independent of what is in the files.
-Invariants: Every process of a service holds a shared lock (flock) on the directory. So a directory without a lock belongs to a
-service that has ended, in whatever pid namespace. Only such directories of this user are removed, and only if they hold nothing
-else. Nothing is written through a link or into another user's directory, because the parent may be writable by all.
+Invariants: Every process of a service holds a shared lock (flock) on the directory. A directory without a lock belongs to a
+service that has ended, in whatever pid namespace, or to one that has just made it and then makes another. Only such directories
+of this user are removed, and only if they hold nothing else than metrics. Nothing is written through a link or into another
+user's directory, because the parent may be writable by all.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ IN_MEMORY = Path("/dev/shm")  # noqa: S108 (mkdtemp makes the name and keeps oth
 METRICS_BYTES = 3 * 2**20
 # The ending excludes the directories of earlier versions, which hold no lock.
 _NAME = re.compile(r"attention-\d+-[a-z0-9_]{8}\.run")
-_PARTS = frozenset({"metrics", "heartbeats", "refusal"})  # the last two are of earlier versions
+# Each service that starts removes a directory that has no lock yet at most once.
+_MAX_TRIES = 100
 
 
 class RunDirectory:
@@ -53,7 +55,7 @@ class RunDirectory:
                 for path in list((parent or Path(tempfile.gettempdir())).iterdir()):
                     if _NAME.fullmatch(path.name):
                         _remove_unlocked(path)
-            made = cls(Path(tempfile.mkdtemp(".run", f"attention-{os.getpid()}-", parent)))
+            made = cls._make_locked(parent)
             try:
                 made.restore()
                 with tempfile.TemporaryFile(dir=made.metrics) as space:
@@ -66,8 +68,20 @@ class RunDirectory:
             raise StartError(f"cannot make a run directory in {where}: {error.strerror}") from None
         return made
 
+    @classmethod
+    def _make_locked(cls, parent: Path | None) -> Self:
+        for _ in range(_MAX_TRIES):
+            made = cls(Path(tempfile.mkdtemp(".run", f"attention-{os.getpid()}-", parent)))
+            with contextlib.suppress(FileNotFoundError, BlockingIOError):
+                made._lock()
+                return made
+        raise FileNotFoundError(errno.ENOENT, "services that start at the same time remove it")
+
     def restore(self) -> bool:
-        """Make what is missing and lock the directory; return whether anything was. Raise OSError if that, or a write, fails."""
+        """Make the missing parts and lock the directory; return whether a part was missing.
+
+        Raise OSError if it cannot be made or written.
+        """
         is_new = _make(self.path)
         self._lock()
         is_new |= _make(self.metrics)
@@ -127,7 +141,7 @@ def _remove_unlocked(path: Path) -> None:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(descriptor).st_uid == os.geteuid() and _PARTS.issuperset(part.name for part in path.iterdir()):
+            if os.fstat(descriptor).st_uid == os.geteuid() and {part.name for part in path.iterdir()} <= {"metrics"}:
                 shutil.rmtree(path, ignore_errors=True)
         finally:
             os.close(descriptor)

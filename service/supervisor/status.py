@@ -18,9 +18,10 @@ MAX_REASON_CHARS = 256
 
 
 class Phase(enum.StrEnum):
-    """A change serves `previous` in PREPARE, with `layers` ready, and `layers` in SERVE, with `previous` ready.
+    """A step of a change of layers.
 
-    SETTLED serves `layers` and releases everything else. An abort of the first two leads to SETTLED with `previous`.
+    PREPARE: processes serve `previous` and load `layers`. SERVE: they serve `layers` and keep `previous` loaded. SETTLED: they
+    serve `layers` and release everything else. An abort of the first two leads to SETTLED with `previous` as `layers`.
     """
 
     PREPARE = "prepare"

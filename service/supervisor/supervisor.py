@@ -8,8 +8,8 @@ Invariants:
   a process lived less than 10 s.
 - A process whose event loop sends no message is killed and started again. Checks without a message are counted, not seconds: a
   pause of the whole service for an hour (a container) pauses the checks too. Before its first message a process is not checked.
-- A process that exits with EXIT_REFUSED from a slot that never served ends the service with that code and one line with its
-  reason: it would fail again. In a slot that did serve it is a crash like any other, and the other workers go on serving.
+- If a process exits with EXIT_REFUSED and its slot never served, the service ends with that code, because the next process would
+  refuse too. One line on stderr has the reason. In a slot that has served it is a crash like any other, and the others go on.
 - SIGTERM and SIGINT let all processes drain, for at most drain delay + grace + FORCE_S, and then kill those that remain. A second
   one kills them at once. The same signal within 0.2 s is ignored: `make` or a shell may have forwarded a copy. SIGHUP is ignored,
   in the workers too, because there is nothing to read again.
@@ -62,7 +62,7 @@ MIN_TIMEOUT_S = 10.0
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Plan:
-    """What to run, as a value that JSON carries through an exec.
+    """What to run; it is passed through the exec as JSON.
 
     The supervisor adds options to `command`: `--port`, `--run-dir`, `--slot` (counts from 0 and outlives the process in it),
     `--peers` (how many other processes send messages) and `--channel` (the number of an open descriptor).
@@ -229,13 +229,14 @@ class Supervisor:
             self._log("error", "worker_died", **fields, **how)
 
     def _stop(self, signum: signal.Signals) -> None:
-        now = self._system.now()
-        if self._last_stop is not None and self._last_stop[0] == signum and now - self._last_stop[1] < ECHO_S:
+        now, before = self._system.now(), self._last_stop
+        if before is not None and before[0] == signum and now - before[1] < ECHO_S:
             return
         self._last_stop = (signum, now)
-        if self._exit_code is None:
+        if before is None:
             self._log("info", "stopping", signal=signum.name)
-            self._end_all(0)
+            if self._exit_code is None:  # else a refusal has begun the end
+                self._end_all(0)
         else:
             self._log("warning", "workers_killed", reason=f"a second signal ({signum.name})", pids=self._alive())
             self._exit_code = 128 + signum

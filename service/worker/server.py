@@ -5,9 +5,10 @@ Must not know: routes, batches, the supervisor's decisions.
 Invariants: The first SIGTERM or SIGINT turns readiness off at once; requests are served as before for `delay_s`. Then the
 listener closes. An idle kept-alive connection may send one more request within LINGER_S; its response says `connection: close`.
 Accepted requests are answered within `grace_s`; `settle` refuses the rest, and ANSWER_S later all connections are cut. A second
-signal ends the process at once, with 128 + its number. SIGHUP does nothing. The end of the supervisor, or a fault, starts the
-drain without delay and counts as no signal. None of these ends prints a traceback. When another process joins, each open
-connection ends with its next response (`rebalance`), never between two requests, so that the new process gets its share.
+signal, REPEAT_S after the first or later, ends the process at once, with 128 + its number. SIGHUP does nothing. The end of the
+supervisor, or a fault, starts the drain without delay and counts as no signal. None of these ends prints a traceback. When
+another process joins, each open connection ends with its next response (`rebalance`), never between two requests, so that the
+new process gets its share.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
 KEEP_ALIVE_S = 75
 LINGER_S = 0.8
 TLS_CHECK_S = 0.2
+# Signals within this time count as one: systemd signals the workers, and the supervisor does so too, later on a busy machine.
+REPEAT_S = 1.0
 # Connections shed per second. Their clients connect again, over TLS with a handshake of 1 ms each.
 SHED_PER_S = 500
 # The grace of a process with a fault: it must be replaced soon, even if a body is still arriving.
@@ -76,7 +80,8 @@ class Server(uvicorn.Server):
         self._delay_s = delay_s
         self._grace_s = grace_s
         self._log = get_logger()
-        self._is_leaving = self._is_signalled = False
+        self._is_leaving = False
+        self._signalled_at: float | None = None
         self._leave = asyncio.Event()
         self._connections: ConnectionSet[Connection] = ConnectionSet()
         self.server_state.connections = self._connections  # type: ignore[assignment]
@@ -117,14 +122,15 @@ class Server(uvicorn.Server):
         self._leave.set()
 
     def _signalled(self, signum: int) -> None:
-        if not self._is_signalled:
-            self._is_signalled = True
+        now = time.monotonic()
+        if self._signalled_at is None:
+            self._signalled_at = now
             delay_s = 0.0 if self._is_leaving else self._delay_s
             self._log.info("draining", signal=signal.Signals(signum).name, delay_s=delay_s)
             self.leave(delay_s=delay_s)
-            return
-        self._log.warning("forced", signal=signal.Signals(signum).name)
-        _exit_at_once(128 + signum)
+        elif now - self._signalled_at >= REPEAT_S:
+            self._log.warning("forced", signal=signal.Signals(signum).name)
+            _exit_at_once(128 + signum)
 
     def supervisor_ended(self) -> None:
         """Begin the drain without delay, because no supervisor would replace this process."""

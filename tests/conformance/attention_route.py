@@ -21,7 +21,7 @@ Masks = list[dict[str, object]]
 
 @dataclasses.dataclass(frozen=True)
 class AttentionRoute:
-    """Asks a running service; its event loop runs only while a request is under way."""
+    """Sends requests to a running service, whose event loop runs only during a request."""
 
     runner: asyncio.Runner
     service: Running

@@ -7,8 +7,8 @@ import io
 import pytest
 
 from service.observability.logs import configure_logs
+from tests.attention_fixtures import torch_threads
 from tests.conformance.attention_route import attention_route
-from tests.engine_room import torch_threads
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +19,7 @@ def one_thread():
 
 @pytest.fixture(scope="module")
 def attention(tmp_path_factory):
-    """Asks POST /v1/attention of one service, which all tests of a module share."""
+    """A client of POST /v1/attention on one service, which all tests of a module share."""
     configure_logs("info", io.StringIO())
     with attention_route(tmp_path_factory.mktemp("attention")) as route:
         yield route

@@ -99,7 +99,7 @@ OPTIONS: dict[str, Callable[[Shape, np.random.Generator], dict[str, Any]]] = {
 
 
 class System(NamedTuple):
-    """What one call is asked with; `tolerance` is that of float64; a layer has projections."""
+    """The calls of one system; `tolerance` is that of float64; a layer has projections."""
 
     shapes: tuple[str, ...]
     options: tuple[str, ...]

@@ -1,6 +1,6 @@
 """The articles' functions, classes and figures over POST /v1/attention.
 
-A test's docstring is its line in docs/conformance.md: first what is asked, then what differs and why. Projections are matrix
+A test's docstring is its line in docs/conformance.md: first the request, then what differs and why. Projections are matrix
 products of the caller, as in the articles; the service has the attention between them.
 """
 

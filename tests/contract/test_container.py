@@ -1,6 +1,6 @@
-"""The Dockerfiles, by a real parser and a linter, and what they install: what docs/container.md promises of them.
+"""The Dockerfiles keep what docs/container.md promises, by a real parser and a linter.
 
-R1: whoever runs the image as it is runs it without root; L12: and the engine's signal reaches the service itself.
+R1: the image runs without root by default. L12: the engine's signal reaches the service itself.
 """
 
 import json
@@ -36,8 +36,8 @@ def values(found: list[tuple[str, str]], instruction: str) -> list[str]:
 @pytest.mark.parametrize("path", DOCKERFILES.values(), ids=DOCKERFILES)
 def test_the_dockerfile_linter_reports_nothing(path):
     linter = Path(sys.executable).with_name("hadolint")
-    told = subprocess.run([linter, "--no-color", path], capture_output=True, text=True, check=False)
-    assert (told.returncode, told.stdout) == (0, "")
+    done = subprocess.run([linter, "--no-color", path], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
 
 
 @pytest.mark.parametrize("path", DOCKERFILES.values(), ids=DOCKERFILES)
@@ -78,10 +78,10 @@ def test_the_health_check_is_the_services_own_command_and_needs_no_shell():
     assert {option.partition("=")[0] for option in options.split()} == {
         "--interval", "--timeout", "--start-period", "--retries",
     }  # fmt: skip
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-m", "service", "health", "--help"], capture_output=True, text=True, check=False, cwd=ROOT
     )
-    assert told.returncode == 0
+    assert done.returncode == 0
 
 
 def test_packages_are_installed_as_hashed_wheels_from_a_lock():
@@ -102,16 +102,16 @@ def test_the_image_has_its_labels_and_its_volume():
     assert [json.loads(value) for value in values(found, "VOLUME")] == [["/layers"]]
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     for name in ("description", "license"):
-        told = re.search(rf'^{name} = "(.*)"', project, re.MULTILINE)
-        assert told is not None
-        assert f'"{told[1]}"' in labels
+        field = re.search(rf'^{name} = "(.*)"', project, re.MULTILINE)
+        assert field is not None
+        assert f'"{field[1]}"' in labels
 
 
 def test_the_container_binds_every_address_and_reads_its_layers_from_the_volume():
     (environment,) = values(last_stage(DOCKERFILES["service"]), "ENV")
-    told = dict(word.split("=", 1) for word in environment.replace("\\", " ").split())
-    assert (told["ATTENTION_HOST"], told["ATTENTION_LAYERS_DIR"]) == ("0.0.0.0", "/layers")
-    ours = {name for name in told if name.startswith("ATTENTION_")}
+    variables = dict(word.split("=", 1) for word in environment.replace("\\", " ").split())
+    assert (variables["ATTENTION_HOST"], variables["ATTENTION_LAYERS_DIR"]) == ("0.0.0.0", "/layers")
+    ours = {name for name in variables if name.startswith("ATTENTION_")}
     assert {name.removeprefix("ATTENTION_").lower() for name in ours} <= set(Settings.model_fields)
 
 

@@ -1,4 +1,4 @@
-"""Internals of dependencies that the service leans on: each test names what an upgrade has moved, and who relies on it."""
+"""Internals of dependencies that the service uses: each test names what an upgrade has changed, and the module that uses it."""
 
 import asyncio
 import inspect

@@ -81,7 +81,7 @@ def eventually(condition, what, within_s=START_S):
 
 
 def is_alive(pid):
-    """A zombie has ended; whoever adopted it has not looked yet."""
+    """A zombie has ended, but its parent has not reaped it yet."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

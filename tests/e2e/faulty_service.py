@@ -1,10 +1,10 @@
 """The real service with faults on demand and with the admin routes: `python faulty_service.py serve …`.
 
 A request whose first number is one of the marks below does to the engine what the mark says. `FAULTY_LOAD_S` makes reading a
-layer take that long, in a call that cannot be called off; `FAULTY_FORWARD_S` does so to every forward pass. With
+layer take that long, in a call that cannot be cancelled; `FAULTY_FORWARD_S` does so to every forward pass. With
 `FAULTY_FLIP` one bit of the first answer is flipped wherever several requests share a forward pass. `FAULTY_PASSES` names a
 file that gets a line for every forward pass as it begins: the process, the thread that computes it, and the marks of its
-requests. With `FAULTY_INLINE=0` every batch goes to the compute thread, for what is true of that one alone.
+requests. With `FAULTY_INLINE=0` every batch goes to the compute thread, for tests of that thread.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ FAR_TOO_LONG = 60
 # Memory for two such requests at once; for none. Once: slow and then out of memory, where the loop waits for it.
 TIGHT, TOO_LARGE, STUMBLES = 1005.0, 1006.0, 1007.0
 TIGHT_ROOM = 2
-# What is no failure of a batch where somebody else raises it, but the end of a process, of a task or of a generator.
+# Exceptions that elsewhere end a process, a task or a generator; raised by a batch, they fail that batch.
 ENDS: dict[float, type[BaseException]] = {
     1011.0: KeyboardInterrupt,
     1012.0: SystemExit,
@@ -49,7 +49,7 @@ def be_supervisor() -> None:
 
 
 def fail(marks: list[float]) -> None:
-    """What the marks of a batch say, before it is computed."""
+    """Fail or wait as the marks of a batch say, before it is computed."""
     if STUCK in marks:
         time.sleep(600)
     if DEVICE in marks:

@@ -1,4 +1,4 @@
-"""A client that sends bytes as they are and tells every answer apart."""
+"""A client that sends bytes as they are and distinguishes every answer."""
 
 import json
 import socket

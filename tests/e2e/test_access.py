@@ -56,8 +56,8 @@ def lines(*secrets: str) -> str:
 
 
 def refusal(service: Started) -> tuple[int, str]:
-    _, told = service.process.communicate(timeout=30)
-    return service.process.returncode, told
+    _, text = service.process.communicate(timeout=30)
+    return service.process.returncode, text
 
 
 @pytest.mark.parametrize(
@@ -67,20 +67,20 @@ def refusal(service: Started) -> tuple[int, str]:
 def test_a_start_with_a_bad_keys_file_is_refused_with_one_line(serve, tmp_path, text, words):
     if text is not None:
         (tmp_path / "keys").write_text(text)
-    code, told = refusal(serve(api_keys_file=tmp_path / "keys"))
+    code, message = refusal(serve(api_keys_file=tmp_path / "keys"))
     assert code == 1
-    assert told.startswith("attention-service: ATTENTION_API_KEYS_FILE: ")
-    assert words in told
-    assert len(told.splitlines()) == 1
-    assert "plain" not in told
-    assert line_for("a", Role.INFER)[:10] not in told
+    assert message.startswith("attention-service: ATTENTION_API_KEYS_FILE: ")
+    assert words in message
+    assert len(message.splitlines()) == 1
+    assert "plain" not in message
+    assert line_for("a", Role.INFER)[:10] not in message
 
 
 def test_a_start_with_impossible_hosts_is_refused_with_one_line(serve):
-    code, told = refusal(serve(allowed_hosts="https://api.example"))
+    code, message = refusal(serve(allowed_hosts="https://api.example"))
     assert code == 1
-    assert told.startswith("attention-service: ATTENTION_ALLOWED_HOSTS: ")
-    assert len(told.splitlines()) == 1
+    assert message.startswith("attention-service: ATTENTION_ALLOWED_HOSTS: ")
+    assert len(message.splitlines()) == 1
 
 
 def status_of(port: int, head: str) -> int:
@@ -142,7 +142,7 @@ def test_A9_a_removed_key_is_refused_in_every_process_within_5_s(serve, tmp_path
     service.wait_ready()
 
     def ask(key: str) -> int:
-        """Over a connection of its own, which the kernel gives to either process."""
+        """Send a request over a connection of its own, which the kernel gives to either process."""
         return httpx2.get(f"{service.url}/v1/layers", headers={"x-api-key": key}).status_code
 
     assert {ask(key) for key in ("old", "new") * 10} == {200}
@@ -169,19 +169,19 @@ def test_A12_R12_the_start_logs_what_is_open_and_no_secret(serve, tmp_path):
     service = serve(workers=1, host="0.0.0.0", api_keys_file=keys)
     service.line(event="api_keys_reloaded", infer=1, admin=0)
     assert not service.find(event="open_to_all")
-    told = json.dumps(service.lines)
+    text = json.dumps(service.lines)
     for secret in ("my-secret-key", line_for("my-secret-key", Role.INFER)[:64], str(keys)):
-        assert secret not in told
+        assert secret not in text
 
 
-def test_a_request_line_says_who_asked_which_worker_answered_and_why_it_refused(serve, tmp_path):
+def test_a_request_line_names_the_key_the_worker_and_the_reason_of_a_refusal(serve, tmp_path):
     keys = tmp_path / "keys"
     keys.write_text(lines("good").replace("\n", "  # team a\n") + lines("nameless"))
     service = serve(workers=2, api_keys_file=keys)
     service.wait_ready()
     digest = lines("nameless")[:8]
     attend, url = "/v1/layers/{layer}/attend", service.url
-    told = []
+    found = []
     for rows in (1, 60):
         for secret, body in (
             ("good", {"query": X["query"][:1] * rows}),
@@ -190,14 +190,14 @@ def test_a_request_line_says_who_asked_which_worker_answered_and_why_it_refused(
         ):
             path = f"{url}/v1/layers/small/attend"
             answer = httpx2.post(path, json=body, headers={"authorization": f"Bearer {secret}"})
-            told.append(service.line(event="request", request_id=answer.headers["x-request-id"]))
-    assert [line["status"] for line in told] == [200, 422, 401] * 2
-    assert [line.get("key") for line in told] == ["team a", digest, None] * 2
-    assert {line["route"] for line in told} == {attend}
-    assert {line["peer"] for line in told} == {"127.0.0.1"}
-    assert {line["worker"] for line in told} <= {0, 1}
-    assert ["detail" in line for line in told] == [False, True, True] * 2
-    assert told[1]["detail"].startswith("query has 1 features")
+            found.append(service.line(event="request", request_id=answer.headers["x-request-id"]))
+    assert [line["status"] for line in found] == [200, 422, 401] * 2
+    assert [line.get("key") for line in found] == ["team a", digest, None] * 2
+    assert {line["route"] for line in found} == {attend}
+    assert {line["peer"] for line in found} == {"127.0.0.1"}
+    assert {line["worker"] for line in found} <= {0, 1}
+    assert ["detail" in line for line in found] == [False, True, True] * 2
+    assert found[1]["detail"].startswith("query has 1 features")
     assert httpx2.get(f"{url}/nothing").status_code == 401
     assert service.line(event="request", method="GET", status=401)["route"] == "unmatched"
     texts = json.dumps(service.lines)
@@ -370,7 +370,7 @@ def test_an_unusable_certificate_is_one_line(serve, certificate, case):
         "passphrase": {"tls_cert_file": cert, "tls_key_file": other},
         "no pem": {"tls_cert_file": sys.executable, "tls_key_file": key},
     }[case]
-    code, told = refusal(serve(**settings))
+    code, message = refusal(serve(**settings))
     assert code == 1
-    assert told.startswith("attention-service: ATTENTION_TLS_")
-    assert len(told.splitlines()) == 1
+    assert message.startswith("attention-service: ATTENTION_TLS_")
+    assert len(message.splitlines()) == 1

@@ -1,6 +1,6 @@
-"""The service as the first process of a container: who it is, what it may write, how many threads it has, how it ends.
+"""The service as the first process of a container: its user, what it may write, how many threads it has, how it ends.
 
-On this machine's own root and without an engine, so that every run of the suite has it; `make image-test` does the same, and
+The tests use this machine's root and no engine, so that every run of the suite has them; `make image-test` does the same, and
 more, with the image itself.
 """
 
@@ -71,11 +71,11 @@ def test_l12_the_first_process_stops_in_order_within_the_grace(start):
     assert exit_code == 0
     assert time.monotonic() - started < 10
     assert '"exit_code":0' in said.splitlines()[-1]
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids), "nobody is left"
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids), "no process is left"
 
 
 def test_l12_a_command_without_a_signal_handler_stops_too(start):
-    """The kernel drops a signal for the first process that nobody handles; the engine would wait and kill."""
+    """The kernel drops a signal that the first process does not handle; the engine would then wait and kill it."""
     with socket.create_server(("127.0.0.1", 0)) as mute:
         box = start("health", "--url", f"http://127.0.0.1:{mute.getsockname()[1]}", "--timeout-s", "60")
         connection, _ = mute.accept()

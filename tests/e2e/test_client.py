@@ -78,7 +78,7 @@ def test_each_mask_means_what_it_means_in_json(url, client, mask, fields):
 
 @pytest.mark.parametrize("is_float", [False, True], ids=["bool", "float"])
 def test_masks_of_torch_mean_what_they_mean_in_torch(client, is_float):
-    """`attn_mask` [L, S] and [B·H, L, S] and `key_padding_mask` [B, S] with B = H, so that no size tells them apart."""
+    """`attn_mask` [L, S] and [B·H, L, S] and `key_padding_mask` [B, S] with B = H, so that their sizes are equal."""
     module, tensors = torch.nn.MultiheadAttention(16, 4, batch_first=True), LAYERS[0].tensors
     with torch.no_grad():
         module.in_proj_weight.copy_(torch.cat([tensors[f"{name}.weight"] for name in ("query", "key", "value")]))
@@ -119,9 +119,9 @@ def test_key_and_value_of_other_widths_and_weights_of_every_form(client):
 
 
 def test_the_client_raises_the_errors_of_the_service(client):
-    with pytest.raises(errors.LayerNotFound) as told:
+    with pytest.raises(errors.LayerNotFound) as raised:
         client.attend("absent", X, request_id="mine-1")
-    assert (told.value.status, told.value.request_id) == (404, "mine-1")
+    assert (raised.value.status, raised.value.request_id) == (404, "mine-1")
     with pytest.raises(errors.NonFinite):
         client.attend("small", X * np.inf)
     with pytest.raises(errors.MaskedRow):
@@ -172,7 +172,7 @@ def test_a_missing_service_is_a_typed_error():
 
 
 class Peer:
-    """A socket that answers each connection with these bytes, whatever is asked, and hangs up (or stays silent)."""
+    """A socket that answers each connection with these bytes, whatever the request, and then closes it or stays silent."""
 
     def __init__(self, *answers: bytes, hang_up: bool = True) -> None:
         self.socket = socket.create_server(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""The door at the socket: whatever a client sends, one answer in the house's form, an end it can read, and true counts."""
+"""HTTP at the socket: any bytes get one answer in the contract's form, an end that a client can read, and are counted."""
 
 import contextlib
 import gzip
@@ -169,10 +169,10 @@ def test_H18_a_head_of_a_post_route_is_405_too(port):
         assert (answer.status, answer.read()) == (405, b"")
 
 
-@pytest.mark.parametrize("asked", [b"a" * 10_000, "é".encode(), b"a b", b'"', b"a\tb"], ids=len)
-def test_H30_a_malformed_id_is_replaced_and_logged_once(service, port, asked):
+@pytest.mark.parametrize("sent", [b"a" * 10_000, "é".encode(), b"a b", b'"', b"a\tb"], ids=len)
+def test_H30_a_malformed_id_is_replaced_and_logged_once(service, port, sent):
     with RawClient(port) as client:
-        client.send(get(b"GET /v1/layers HTTP/1.1", b"X-Request-ID: " + asked))
+        client.send(get(b"GET /v1/layers HTTP/1.1", b"X-Request-ID: " + sent))
         answer = client.hear()
     assert answer is not None
     assert len(answer.headers["x-request-id"]) == 24
@@ -242,7 +242,7 @@ SAYS_LAST = {
 
 
 def ended(port: int, raw: bytes, *, pause_s: float = 0.0) -> list[int]:
-    """The statuses that a client hears who sends this, ends its sending and waits."""
+    """The statuses that a client gets if it sends this, shuts down its side and waits."""
     with RawClient(port) as client:
         client.send(raw)
         time.sleep(pause_s)

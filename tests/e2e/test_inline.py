@@ -30,7 +30,7 @@ from tests.torture.raw_connection import Cut, RawConnection, Reply, Silence, att
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 MATES = [0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75]
 BOTH = pytest.mark.parametrize("workers", [1, 2], ids=["one worker", "two workers"])
-# So that eight who ask at once share a batch; a full batch does not wait.
+# Eight requests sent at once share a batch, and a full batch does not wait.
 IN_COMPANY = dict(max_wait_ms=100, max_batch_requests=len(MATES) + 1)
 LEAVER = 3.0
 CUT_OFF = "cut off"
@@ -51,7 +51,7 @@ def wire(mark: float) -> bytes:
 
 
 def bits(reply: Reply) -> bytes:
-    """What an answer says, without what is true of this one answer only."""
+    """The answer without the fields that differ from request to request."""
     return reply.body.partition(b',"batch":')[0]
 
 
@@ -74,7 +74,7 @@ async def _together(port: int, marks: list[float]) -> list[Reply | None]:
 
 
 class Inline(Faulty):
-    """A service that says which thread began each pass."""
+    """A service that records which thread began each pass."""
 
     def __init__(self, directory, environment=None, **settings) -> None:
         self.file = directory.parent / "passes.txt"
@@ -86,7 +86,7 @@ class Inline(Faulty):
         return int(self.line(event="serving", host="127.0.0.1")["port"])
 
     def passes(self) -> list[Pass]:
-        """Those of requests, in order; a probe's mark is 0."""
+        """The passes of requests, in order; a probe's mark is 0."""
         words = [line.split() for line in self.file.read_text(encoding="ascii").splitlines()]
         passes = [Pass(int(pid), thread, [float(mark) for mark in marks]) for pid, thread, *marks in words]
         return [found for found in passes if found.marks != [0.0]]
@@ -96,7 +96,7 @@ class Inline(Faulty):
         return next(found for found in self.passes() if mark in found.marks)
 
     def together(self, *marks: float) -> list[Reply | None]:
-        """The answers to requests sent at once, each over a connection of its own; None: cut off."""
+        """The answers to requests sent at once, each over a connection of its own; None: the connection was cut."""
         return asyncio.run(_together(self.port, list(marks)))
 
     def trust(self) -> None:
@@ -110,7 +110,7 @@ class Inline(Faulty):
         self.until(is_trusted, 60)
 
     def alone(self) -> dict[float, bytes]:
-        """The bits that each of the mates gets when nobody else asks."""
+        """The bits of the answer to each of the mates, sent alone."""
         (replies,) = zip(*(self.together(mark) for mark in MATES), strict=True)
         return {mark: bits(reply) for mark, reply in zip(MATES, replies, strict=True) if reply is not None}
 
@@ -134,7 +134,7 @@ def serve(tmp_path):
         service.end()
 
 
-def told(replies: Sequence[Reply | None]) -> list[object]:
+def outcomes(replies: Sequence[Reply | None]) -> list[object]:
     """Status, or status and code, of each."""
     return [
         CUT_OFF if reply is None else 200 if reply.status == 200 else (reply.status, reply.json()["code"])
@@ -143,7 +143,7 @@ def told(replies: Sequence[Reply | None]) -> list[object]:
 
 
 def assert_mates_have_their_bits(service: Inline, alone: dict[float, bytes], mates: list[Reply | None]) -> None:
-    assert told(mates) == [200] * len(MATES)
+    assert outcomes(mates) == [200] * len(MATES)
     assert {mark: bits(reply) for mark, reply in zip(MATES, mates, strict=True) if reply is not None} == alone
     assert not service.find(event="worker_died")
 
@@ -157,7 +157,7 @@ def test_an_exception_in_an_inline_batch_harms_neither_other_requests_nor_the_lo
         service.trust()
         culprit, *mates = service.together(mark, *MATES)
         assert service.first(mark).is_inline
-        assert told([culprit]) == [(500, "engine_failed")]
+        assert outcomes([culprit]) == [(500, "engine_failed")]
         assert b"secret" not in culprit.body
         assert_mates_have_their_bits(service, alone, mates)
     if workers == 1:
@@ -173,14 +173,14 @@ def test_an_inline_batch_that_runs_out_of_memory_is_split_and_all_requests_are_a
     service.trust()
     tight, *mates = service.together(TIGHT, *MATES)
     assert service.first(TIGHT).is_inline
-    assert told([tight]) == [200]
+    assert outcomes([tight]) == [200]
     assert_mates_have_their_bits(service, alone, mates)
     if workers == 1:
         assert service.find(event="batch_split")
     service.trust()
     culprit, *mates = service.together(TOO_LARGE, *MATES)
     assert service.first(TOO_LARGE).is_inline
-    assert told([culprit]) == [(413, "cost_limit")]
+    assert outcomes([culprit]) == [(413, "cost_limit")]
     assert_mates_have_their_bits(service, alone, mates)
 
 
@@ -193,7 +193,7 @@ def test_a_device_failure_in_an_inline_batch_fails_all_waiting_requests_and_its_
     replies = service.together(DEVICE, *MATES)
     assert service.first(DEVICE).is_inline
     assert len(service.first(DEVICE).marks) == len(replies)
-    assert told(replies) == [(503, "engine_down")] * len(replies)
+    assert outcomes(replies) == [(503, "engine_down")] * len(replies)
     assert all(int(reply.headers["retry-after"]) >= 1 for reply in replies if reply is not None)
     assert service.line(event="worker_died", pid=before)["exit_code"] == EXIT_ENGINE_DOWN
     service.wait_ready()
@@ -205,7 +205,7 @@ def test_a_device_failure_in_an_inline_batch_fails_all_waiting_requests_and_its_
 def test_a_pass_that_blocked_the_loop_sends_its_lane_to_the_thread_for_a_while(serve, mark):
     service = serve(workers=1, **IN_COMPANY)
     service.trust()
-    assert set(told(service.together(mark, *MATES))) == {200}
+    assert set(outcomes(service.together(mark, *MATES))) == {200}
     assert service.first(mark).is_inline
     num_before = len(service.passes())
     with concurrent.futures.ThreadPoolExecutor() as pool:
@@ -213,7 +213,7 @@ def test_a_pass_that_blocked_the_loop_sends_its_lane_to_the_thread_for_a_while(s
         service.until(lambda: len(service.passes()) > num_before)
         assert httpx2.get(f"{service.url}/healthz").status_code == 200
         assert not again.done(), "the loop did not wait for this one"
-        assert told(again.result()) == [200]
+        assert outcomes(again.result()) == [200]
     for _ in range(WINDOW - 1):
         service.together(*MATES)
     assert [found.thread for found in service.passes()[num_before:][:WINDOW]] == ["compute_0"] * WINDOW
@@ -269,7 +269,7 @@ def test_a_signal_during_an_endless_inline_pass_ends_the_service_within_the_grac
         assert service.first(STUCK).is_inline
         service.process.send_signal(signal.SIGTERM)
         service.process.wait(30)
-        assert told(asked.result()) == [CUT_OFF]
+        assert outcomes(asked.result()) == [CUT_OFF]
     assert service.find(event="workers_killed")
 
 
@@ -332,7 +332,7 @@ def test_disconnects_during_an_inline_pass_harm_no_other_request(serve):
         for number, connection in enumerate(connections[4:]):
             leave(connection, is_rude=number % 2 == 0)
         replies = [await connection.read(30) for connection in connections[:4]]
-        assert told(replies) == [200] * 4
+        assert outcomes(replies) == [200] * 4
         assert [bits(reply) for reply in replies[1:]] == [alone[mark] for mark in MATES[:3]]
         for connection in connections:
             connection.close()
@@ -342,7 +342,7 @@ def test_disconnects_during_an_inline_pass_harm_no_other_request(serve):
     assert service.first(SLOW).is_inline
     assert service.first(SLOW).marks.count(LEAVER) == 4
     service.until(lambda: not at_rest.unbalanced(service.samples()), 10)
-    assert set(told(service.together(*MATES))) == {200}
+    assert set(outcomes(service.together(*MATES))) == {200}
 
 
 def leave(connection: RawConnection, *, is_rude: bool) -> None:
@@ -382,7 +382,7 @@ def test_disconnects_at_any_moment_of_an_inline_batch_harm_no_other_request(serv
     assert set(stayers.statuses) == {200}
     assert stayers.replies == {mark: {alone[mark]} for mark in MATES}
     service.until(lambda: not at_rest.unbalanced(service.samples()), 10)
-    assert set(told(service.together(*MATES))) == {200}
+    assert set(outcomes(service.together(*MATES))) == {200}
     assert not service.find(event="worker_died")
 
 

@@ -27,7 +27,7 @@ LOCUST = ROOT / ".venv-load" / "bin" / "locust"
 LOCUSTFILE = ROOT / "loadtest" / "locustfile.py"
 KEY = "the-callers-own"
 SLOW_S = 0.05
-# Short, and for a machine that does much else besides.
+# Short, and suited to a busy machine.
 BRIEF = ("--hold-s", "2", "--peak-users", "4", "--max-p99-ms", "60000", "--check-every", "1", "--long-tokens", "40")
 SMALL = ("--layer", "small")
 

@@ -1,4 +1,4 @@
-"""The supervisor, the server and real processes: starting, replacing, draining, and every way to be told to stop."""
+"""The supervisor, the server and real processes: start, replacement, drain, and every way to stop them."""
 
 import contextlib
 import http.client
@@ -108,6 +108,25 @@ def test_accepted_requests_are_answered_after_the_signal(tmp_path):
         assert [status for status, _ in answers] == [200] * 8
         assert [header["connection"] for header in headers] == ["close"] * 8
         assert service.ends() == 0
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_accepted_requests_are_answered_after_a_signal_to_every_process(tmp_path, signum):
+    """systemd signals the supervisor and its workers (KillMode=control-group), and the supervisor signals the workers too."""
+    with FakeService(tmp_path) as service:
+        service.await_ready()
+        answers = []
+        clients = [threading.Thread(target=lambda: answers.append(service.get("/pid?sleep=1"))) for _ in range(8)]
+        for client in clients:
+            client.start()
+        eventually(lambda: "attention_in_flight_requests 8.0" in service.get("/metrics")[1], "all eight are in flight")
+        for pid in (*service.worker_pids, service.process.pid):
+            os.kill(pid, signum)
+        for client in clients:
+            client.join(START_S)
+        assert [status for status, _ in answers] == [200] * 8
+        assert service.ends() == 0
+        assert service.events("forced") == []
 
 
 def test_l6_a_request_longer_than_the_grace_is_refused_and_the_exit_is_in_time(tmp_path):

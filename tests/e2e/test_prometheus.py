@@ -39,7 +39,7 @@ LOADED_SCRAPES = 8
 
 
 def ask_of_all_kinds(session: httpx2.Client, address: tuple[str, int]) -> None:
-    """Answers of two layers, weights, a masked row, the other protocol, refusals, and a caller who leaves."""
+    """Answers of two layers, weights, a masked row, the other protocol, refusals, and a client that disconnects."""
     wants_weights = {**X, "weights": {"form": "heads"}, "masks": [{"kind": "lengths", "values": 0}]}
     for path, body, status in (
         ("/v1/layers/small/attend", X, 200),
@@ -103,9 +103,9 @@ def test_every_record_has_a_value(watched):
 
 
 def test_only_the_alert_of_refusals_is_pending(watched):
-    """A sixth of the requests name no layer and a sixth are wrong: 15 minutes of that would be told.
+    """A sixth of the requests name no layer and a sixth are wrong: after 15 minutes the alert would fire.
 
-    Whether a busy machine answers all others in time is not asked here.
+    This test does not ask whether a busy machine answers all others in time.
     """
     alerts = watched.prometheus.alerts()
     assert alerts.pop("AttentionRefusals") == "pending"
@@ -158,7 +158,7 @@ def test_every_query_of_the_dashboard_finds_data(watched, expression):
     ],
 )
 def test_a_panel_shows_the_load(watched, title, least):
-    """Not only that there are series: none of these can be zero while that is asked."""
+    """The series exist, and none of these panels can be zero under this load."""
     expressions = [target["expr"] for panel in PANELS if panel["title"] == title for target in panel["targets"]]
     numbers = [
         value

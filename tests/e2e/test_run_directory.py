@@ -233,7 +233,7 @@ def test_a_worker_that_dies_before_a_loss_is_noticed_is_replaced_with_the_layers
         service.replace_one()
         with Traffic(service.port) as traffic:
             eventually(lambda: service.why_not_ready() is None, "the service is ready again", REPLACED_S)
-        assert traffic.failures == [], "nobody is sent to a process that still loads"
+        assert traffic.failures == [], "no request goes to a process that still loads"
         assert len(before & set(service.workers)) == 1
         assert service.layers() == layers
 
@@ -273,7 +273,7 @@ def test_a_foreign_directory_is_left_alone_and_reported_until_it_is_gone_D4(lost
             with contextlib.suppress(FileExistsError):
                 spoil(run_dir)
                 break
-        eventually(lambda: "run directory" in (lost.why_not_ready() or ""), "the reason is told", HEALED_S)
+        eventually(lambda: "run directory" in (lost.why_not_ready() or ""), "the reason is reported", HEALED_S)
         time.sleep(3)
         assert lost.ask("/metrics")[0] == 200
         assert list(lost.parent.rglob("elsewhere/*")) == []
@@ -320,7 +320,7 @@ def test_a_full_run_directory_stops_no_request_and_is_reported_until_it_has_spac
     with Traffic(service.port) as traffic:
         filler.start()
         try:
-            eventually(lambda: "No space left" in (service.why_not_ready() or ""), "the reason is told", HEALED_S)
+            eventually(lambda: "No space left" in (service.why_not_ready() or ""), "the reason is reported", HEALED_S)
             time.sleep(3)
             assert service.ask("/metrics")[0] == 200
             assert traffic.failures == []

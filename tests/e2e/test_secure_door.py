@@ -1,4 +1,4 @@
-"""The door over TLS: what is no request is answered as in the clear, and every connection ends in its time."""
+"""HTTP over TLS: malformed input is answered as without TLS, and every connection ends in its time."""
 
 import json
 import shutil

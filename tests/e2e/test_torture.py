@@ -1,5 +1,4 @@
-"""Small forms of the figures whose outcome no busy machine changes; those with times run only where they are asked for.
-
+"""Small forms of the figures whose outcome does not depend on how busy the machine is; those with times run only on request.
 
 `make torture` runs them in full, with those that have times in them.
 """

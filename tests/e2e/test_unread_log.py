@@ -1,4 +1,4 @@
-"""A log that nobody reads stops nothing: whatever stdout and stderr are, requests, replacements and the end go on (D3)."""
+"""An unread log stops nothing: whatever stdout and stderr are, requests, replacements and the shutdown go on (D3)."""
 
 import contextlib
 import http.client
@@ -143,7 +143,7 @@ def test_requests_continue_and_every_line_is_read_or_counted_and_reported_D3(tmp
         assert service.ask_many() == {200}
         assert service.status("/healthz") == 200
         eventually(lambda: service.num_dropped > NUM_REQUESTS / 2, "the lost lines are counted")
-        assert os.get_blocking(pipe[1]), "whoever shares the pipe with the service finds it as it was"
+        assert os.get_blocking(pipe[1]), "the pipe still blocks for other processes that share it"
         reader = Reader(pipe[0])
         eventually(lambda: reader.num_reported == service.num_dropped, "the lost lines are reported")
         requests = [line for line in reader.named("request") if line["route"] == "/v1/layers"]
@@ -223,7 +223,7 @@ def unread_terminal():
 
 @contextlib.contextmanager
 def stopped_terminal():
-    """Ctrl-S; somebody does look at it."""
+    """A terminal stopped with Ctrl-S, whose other end is open."""
     master, end = os.openpty()
     termios.tcflow(end, termios.TCOOFF)
     yield end

@@ -1,7 +1,7 @@
 """A container of the image under test, as an engine runs it: docker, or podman, whose commands are the same.
 
-Made by `make image-test`, which tells ENGINE and IMAGE. The network is this machine's, on loopback, so that no engine's bridge is
-needed; everything else is what docs/container.md recommends.
+`make image-test` makes the image and sets ENGINE and IMAGE. The network is this machine's, on loopback, so that no engine's
+bridge is needed; everything else is what docs/container.md recommends.
 """
 
 import json
@@ -48,7 +48,7 @@ class Container:
             if port is None
             else ()
         )
-        # Podman makes /run and /var/tmp writable unless told otherwise; docker never does.
+        # Podman makes /run and /var/tmp writable by default; docker never does.
         plain = ("--read-only-tmpfs=false",) if ENGINE == "podman" else ()
         mount = f"--volume={layers}:/layers:ro"
         engine("run", "--detach", f"--name={self.name}", *network, *HARDENED, *plain, *limits, mount, *options, IMAGE)
@@ -64,7 +64,7 @@ class Container:
     def health(self) -> subprocess.CompletedProcess[str]:
         """The image's own health check, word for word as the engine runs it."""
         kind, *command = json.loads(self.inspect("{{json .Config.Healthcheck.Test}}"))
-        assert kind == "CMD", "no shell is asked"
+        assert kind == "CMD", "no shell is started"
         return engine("exec", self.name, *command, check=False)
 
     def wait_healthy(self) -> None:

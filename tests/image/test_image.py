@@ -1,4 +1,4 @@
-"""The image as it is shipped: built, started by a real engine as it is to be run, asked, stopped. `make image-test` runs this.
+"""The image as it is shipped: a real engine starts it, it serves requests, and it stops. `make image-test` runs this.
 
 R1: another user than root, a read-only root, no capability, no way to get one, the engine's default seccomp filter.
 """
@@ -46,7 +46,7 @@ def start():
 
 @pytest.fixture(scope="module")
 def container(start):
-    """One that is asked by several tests, and ready."""
+    """A ready container that several tests share."""
     container = start()
     container.wait_healthy()
     return container
@@ -64,12 +64,12 @@ def question() -> dict:
 
 def test_r1_it_serves_as_an_unknown_user_on_a_read_only_root(container):
     for pid in container.pids():
-        told = status(pid)
-        assert told["Uid"].split() == [str(UID)] * 4
-        assert told["Gid"].split() == [str(UID)] * 4
-        assert {told[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {"0" * 16}
-        assert told["NoNewPrivs"] == "1"
-        assert told["Seccomp"] == "2", "a filter"
+        fields = status(pid)
+        assert fields["Uid"].split() == [str(UID)] * 4
+        assert fields["Gid"].split() == [str(UID)] * 4
+        assert {fields[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {"0" * 16}
+        assert fields["NoNewPrivs"] == "1"
+        assert fields["Seccomp"] == "2", "a filter"
         mounts = [line.split() for line in Path(f"/proc/{pid}/mounts").read_text().splitlines()]
         options = {mount[1]: mount[3].split(",") for mount in mounts}
         assert "ro" in options["/"]
@@ -118,8 +118,8 @@ def test_it_writes_only_the_files_that_its_processes_share_in_memory(container):
     assert [path.name.startswith("attention-1-") for path in shared.iterdir()] == [True]
     layer = Path(f"/proc/{container.pid}/root")
     for place in ("/", "/opt/attention", "/layers", "/var/tmp", "/etc"):
-        told = engine("exec", container.name, "/opt/attention/bin/python", "-c", f"open('{place}/x', 'w')", check=False)
-        assert "Read-only file system" in told.stderr, place
+        done = engine("exec", container.name, "/opt/attention/bin/python", "-c", f"open('{place}/x', 'w')", check=False)
+        assert "Read-only file system" in done.stderr, place
     assert not (layer / "x").exists()
 
 
@@ -158,7 +158,7 @@ def test_it_runs_as_any_other_user(start):
 
 
 def test_by_default_it_listens_on_every_address_and_logs_that_no_key_is_required(start):
-    """In a network of its own, with nothing told: the port, the address and the layers are the image's."""
+    """In a network of its own, without options: the port, the address and the layers are the image's."""
     container = start("--network=none", port=8000)
     container.wait_healthy()
     listening = [line.split()[1] for line in Path(f"/proc/{container.pid}/net/tcp").read_text().splitlines()[1:]]
@@ -173,8 +173,8 @@ def test_an_unready_service_is_unhealthy(start, tmp_path):
         eventually(
             lambda: "listening" in container.logs() or container.inspect("{{.State.Running}}") == "false", "it is up"
         )
-        told = container.health()
-        assert told.returncode != 0
+        done = container.health()
+        assert done.returncode != 0
 
 
 def test_l12_stopping_it_loses_nothing_and_takes_less_than_the_grace(start):
@@ -254,11 +254,11 @@ def test_the_smoke_load_test_passes_against_it(start, tmp_path):
     container = start()
     container.wait_healthy()
     environment = {**os.environ, "URL": container.url, "REPORTS": str(tmp_path), "LOCUST": str(LOCUST)}
-    told = subprocess.run(
+    done = subprocess.run(
         ["loadtest/run.sh"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
-    print(told.stdout[-2000:])  # noqa: T201
-    assert told.returncode == 0, told.stdout[-4000:] + told.stderr[-4000:]
+    print(done.stdout[-2000:])  # noqa: T201
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
 
 
 def test_the_container_engine_is_docker_or_podman():

@@ -45,7 +45,7 @@ def _layers_of_one_shape_are_checked_once(monkeypatch):
 def served(tmp_path):
     """Runs `story(service)` against a whole service; any other blocking call on the event loop fails the test."""
 
-    def run(story, *, layers=LAYERS, **rollout):
+    def run(story, *, layers=LAYERS, **changed):
         prepare(tmp_path, layers)
 
         async def main():
@@ -53,7 +53,7 @@ def served(tmp_path):
                 for function in guard.functions.values():
                     for file, names in MAY_BLOCK:
                         function.can_block_in(file, names)
-                async with running(tmp_path, **rollout) as service:
+                async with running(tmp_path, **changed) as service:
                     await story(service)
 
         asyncio.run(main())

@@ -28,14 +28,14 @@ from tests.receive_caller import without_transport
 ADMIN_KEY = "the-admins-own"
 
 
-def small_layer(name: str, **rollout) -> StoredLayer:
-    """Seeded random tensors; 16 wide with 4 heads unless told otherwise."""
+def small_layer(name: str, **changed) -> StoredLayer:
+    """Seeded random tensors; 16 wide with 4 heads by default."""
     width = 16
     shape = dict(
         query_width=width, key_width=width, value_width=width, out_width=width, num_heads=4, num_kv_heads=4,
         head_width=4, value_head_width=4, scale=0.5, biases=("query", "key", "value", "output"),
     )  # fmt: skip
-    spec = LayerSpec(**{**shape, **rollout})
+    spec = LayerSpec(**{**shape, **changed})
     generator = torch.Generator().manual_seed(sum(map(ord, name)))
     tensors = {n: torch.randn(*size, generator=generator) * 0.5 for n, size in spec.tensor_shapes().items()}
     return StoredLayer(name, spec, tensors, "made for a test", "torch-mha")
@@ -113,7 +113,7 @@ async def running(
     channel: LocalChannel | None = None,
     restore: Callable[[], bool] = lambda: False,
     tracer: Tracer | None = None,
-    **rollout,
+    **changed,
 ):
     """A service over a prepared directory, ready (unless `wait` is false), with these settings changed.
 
@@ -121,10 +121,10 @@ async def running(
     """
     if admin:
         (directory / "keys").write_text(line_for(ADMIN_KEY, Role.ADMIN), encoding="ascii")
-        rollout["api_keys_file"] = directory / "keys"
+        changed["api_keys_file"] = directory / "keys"
     channel = channel or LocalChannel()
     settings = load_settings(
-        **{"layers_dir": directory / "layers", "device": "cpu", "workers": 1, "heartbeat_s": 0.02, **rollout}
+        **{"layers_dir": directory / "layers", "device": "cpu", "workers": 1, "heartbeat_s": 0.02, **changed}
     )
     refusals: list[str] = []
     metrics = await asyncio.to_thread(lone_metrics)  # it looks for files, before the loop of a real process starts

@@ -1,4 +1,4 @@
-"""Keys, roles, rates and origins on a whole service: who is let in, what the others hear, and what is counted."""
+"""Keys, roles, rates and origins on a whole service: which requests are admitted, how others are refused, what is counted."""
 
 import asyncio
 import itertools
@@ -380,7 +380,7 @@ def test_a_preflight_from_an_allowed_origin_needs_no_key_and_is_counted(served, 
 
 def test_a_preflight_from_a_forbidden_origin_is_an_ordinary_request(served, keys):
     async def story(service):
-        for rollout in (
+        for headers in (
             {"origin": "https://evil.example"},
             {"origin": "null"},
             {"origin": APP + "."},
@@ -388,11 +388,11 @@ def test_a_preflight_from_a_forbidden_origin_is_an_ordinary_request(served, keys
             {"access-control-request-method": "FOO"},
             {"access-control-request-headers": "x-unheard-of"},
         ):
-            answer = await service.client.options(ATTEND, headers=PREFLIGHT | rollout)
+            answer = await service.client.options(ATTEND, headers=PREFLIGHT | headers)
             assert (answer.status_code, answer.json()["code"]) == (401, "unauthorized")
-            allowed = await service.client.options(ATTEND, headers=PREFLIGHT | rollout | BEARER)
+            allowed = await service.client.options(ATTEND, headers=PREFLIGHT | headers | BEARER)
             assert (allowed.status_code, allowed.headers["allow"]) == (204, "OPTIONS, POST")
-            if "origin" in rollout:
+            if "origin" in headers:
                 assert "access-control-allow-origin" not in answer.headers
         plain = {name: value for name, value in PREFLIGHT.items() if name != "access-control-request-method"}
         assert (await service.client.options(ATTEND, headers=plain)).status_code == 401

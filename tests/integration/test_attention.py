@@ -1,4 +1,4 @@
-"""POST /v1/attention: the float64 reference over HTTP, every form of a request, refusals that queue nothing."""
+"""POST /v1/attention: the float64 oracle over HTTP, every form of a request, refusals that queue nothing."""
 
 import asyncio
 import itertools
@@ -14,7 +14,7 @@ import torch
 from attention_client import AsyncClient, Weights, masks
 from attention_client.errors import LayoutRequired
 from service.errors import LayerError
-from tests import reference
+from tests import oracle
 from tests.integration.running import small_layer
 
 URL = "/v1/attention"
@@ -83,7 +83,7 @@ def test_every_layout_agrees_with_the_reference_and_is_answered_in_its_own_axes(
             tensors = inputs(layout, **heads)
             found = await ask(service, tensors, layout=layout, weights={"form": "heads"}, lse=True)
             query, key, value = (four_axes(x, layout) for x in tensors.values())
-            expected = reference.scaled_dot_product((query, key, value))
+            expected = oracle.scaled_dot_product((query, key, value))
             assert close(four_axes(found["output"], layout), expected.output), layout
             shape = [
                 size for axis, size in zip("bhls", (2, heads["heads"], 3, 5), strict=True) if axis in layout + "ls"
@@ -114,8 +114,8 @@ def test_scale_softcap_sinks_past_and_every_stage_of_scores_agree_with_the_refer
         sinks = randn(4)
         options = {"scale": 0.7, "softcap": 1.5}
         causal = [{"kind": "causal"}]
-        expected = reference.scaled_dot_product(
-            (tensors["query"], key, value), [reference.Causal(7)], scale=0.7, softcap=1.5, sinks=sinks
+        expected = oracle.scaled_dot_product(
+            (tensors["query"], key, value), [oracle.Causal(7)], scale=0.7, softcap=1.5, sinks=sinks
         )
         every = {**tensors, **past, "sinks": sinks}
         for stage in ("scaled", "capped"):
@@ -170,7 +170,7 @@ def test_the_answer_has_the_dtype_of_the_query(served, dtype):
         reply = await service.client.post(URL, content=body, headers={"content-type": BINARY})
         found = safetensors.torch.load(reply.content)["output"]
         wide = x.double().numpy()[None, None]
-        expected = torch.from_numpy(reference.scaled_dot_product((wide, wide, wide)).output[0, 0])
+        expected = torch.from_numpy(oracle.scaled_dot_product((wide, wide, wide)).output[0, 0])
         least = 1e-12 if dtype == "float64" else 1e-5 + (torch.finfo(found.dtype).eps if dtype != "float32" else 0)
         assert found.dtype == x.dtype
         assert (found.double() - expected).abs().max() <= least * max(1.0, float(expected.abs().max()))
@@ -330,7 +330,7 @@ def test_the_reserved_name_cannot_be_stored():
         small_layer("sdpa")
 
 
-def test_the_client_asks_with_every_option_and_gives_the_same_bits(served):
+def test_the_client_sends_every_option_and_returns_the_same_bits(served):
     async def story(service):
         tensors = {**inputs("bhld"), "past_key": randn(2, 2, 7, 8), "past_value": randn(2, 2, 7, 6), "sinks": randn(4)}
         options: dict[str, Any] = {"scale": 0.7, "softcap": 1.5, "lse": True, "present": True}

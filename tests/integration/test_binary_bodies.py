@@ -1,4 +1,4 @@
-"""Safetensors and Open Inference bodies at the door: which form comes back, and what damage does."""
+"""Safetensors and Open Inference bodies over HTTP: the form of the answer, and the refusals of damaged bodies."""
 
 import gzip
 import json

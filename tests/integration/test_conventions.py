@@ -26,7 +26,7 @@ def randn(*shape: int) -> np.ndarray:
     return RNG.standard_normal(shape)
 
 
-async def asked(service, arguments):
+async def attended(service, arguments):
     async with AsyncClient("http://service", transport=service.client._transport) as client:
         return await client.attention(**arguments)
 
@@ -43,9 +43,9 @@ def softmax(scores: np.ndarray) -> np.ndarray:
 
 def definition(query, key, value, *, blocked=-np.inf, keep=True, bias=0.0, scale=None, softcap=None):
     """softmax(cap(query·keyᵀ·scale) + bias)·value of [.., L, d] in float64; the score of a blocked key is `blocked`."""
-    heads = 1 if query.ndim < 4 else query.shape[1] // key.shape[1]
-    if heads > 1:
-        key, value = key.repeat(heads, 1), value.repeat(heads, 1)
+    group_size = 1 if query.ndim < 4 else query.shape[1] // key.shape[1]
+    if group_size > 1:
+        key, value = key.repeat(group_size, 1), value.repeat(group_size, 1)
     scores = query @ key.swapaxes(-1, -2) * (query.shape[-1] ** -0.5 if scale is None else scale)
     scores = scores if softcap is None else softcap * np.tanh(scores / softcap)
     scores = np.where(keep, scores + bias, blocked)
@@ -81,18 +81,18 @@ def test_torch_sdpa_is_torch(served):
         dict(is_causal=True, enable_gqa=True),
     ]
 
-    async def story(service):
+    async def check(service):
         for call in calls:
             q, k, v = map(torch.from_numpy, bhld(G if call.get("enable_gqa") else H))
-            found = await asked(service, conventions.torch_sdpa(q, k, v, **call))
+            found = await attended(service, conventions.torch_sdpa(q, k, v, **call))
             near(found.output, scaled_dot_product_attention(q, k, v, **call))
         q, k, v = (x[0] for x in map(torch.from_numpy, bhld()))
         whole = torch.from_numpy(KEEP[0])
         for tensors, mask in (((q, k, v), whole), ((q[0], k[0], v[0]), whole[0])):
-            found = await asked(service, conventions.torch_sdpa(*tensors, mask))
+            found = await attended(service, conventions.torch_sdpa(*tensors, mask))
             near(found.output, scaled_dot_product_attention(*tensors, mask))
 
-    served(story)
+    served(check)
 
 
 def identity_module(batch_first: bool) -> torch.nn.MultiheadAttention:
@@ -119,32 +119,34 @@ def test_torch_mha_is_the_module_with_projections_that_change_nothing(served, ba
         dict(attn_mask=torch.ones(L, S).triu(1).bool(), is_causal=True),
     ]
 
-    async def story(service):
+    async def check(service):
         for call in calls:
             output, weights = module(query, key, value, **call)
-            found = await asked(service, conventions.torch_mha(query, key, value, H, batch_first=batch_first, **call))
+            found = await attended(
+                service, conventions.torch_mha(query, key, value, H, batch_first=batch_first, **call)
+            )
             near(found.output, output if batch_first else output.transpose(0, 1))
             assert (found.weights is None) == (weights is None)
             if weights is not None:
                 np.testing.assert_allclose(found.weights, weights, atol=1e-6)
 
-    served(story)
+    served(check)
 
 
 def test_a_masked_row_is_nan_in_the_module_that_returns_weights_and_zero_here(served):
     x, blocked = torch.from_numpy(randn(L, 1, H * D)), torch.zeros(L, L).bool()
     blocked[1] = True
 
-    async def story(service):
+    async def check(service):
         output, _ = identity_module(False)(x, x, x, attn_mask=blocked)
         without, _ = identity_module(False)(x, x, x, attn_mask=blocked, need_weights=False)
-        found = await asked(service, conventions.torch_mha(x, x, x, H, attn_mask=blocked))
+        found = await attended(service, conventions.torch_mha(x, x, x, H, attn_mask=blocked))
         assert output[1].isnan().all()
         assert not without[1].any()
         assert not found.output[0, 1].any()
         near(found.output[0, ::2], output[::2, 0])
 
-    served(story)
+    served(check)
 
 
 def test_onnx_is_its_operator(served):
@@ -156,42 +158,43 @@ def test_onnx_is_its_operator(served):
     by_row = np.arange(S) <= np.arange(L)[:, None] + valid - L
     mask = KEEP[0, 0].copy()
 
-    async def story(service):
-        found = await asked(service, conventions.onnx(q, k, v, None, *past, is_causal=1, softcap=2.0))
+    async def check(service):
+        found = await attended(service, conventions.onnx(q, k, v, None, *past, is_causal=1, softcap=2.0))
         near(found.output, definition(q, *whole, keep=after_past, softcap=2.0))
         near(found.present_key, whole[0])
-        found = await asked(service, conventions.onnx(q, k, v, mask[:, :3], scale=0.7))
+        found = await attended(service, conventions.onnx(q, k, v, mask[:, :3], scale=0.7))
         near(found.output, definition(q, k, v, keep=mask & (np.arange(S) < 3), scale=0.7))
-        found = await asked(service, conventions.onnx(q, k, v, nonpad_kv_seqlen=valid.ravel(), is_causal=1))
+        found = await attended(service, conventions.onnx(q, k, v, nonpad_kv_seqlen=valid.ravel(), is_causal=1))
         near(found.output, definition(q, k, v, keep=by_row & (np.arange(S) < valid)))
         packed = [rows_first(x).reshape(B, x.shape[2], -1) for x in (q, k, v)]
-        found = await asked(service, conventions.onnx(*packed, q_num_heads=H, kv_num_heads=G, qk_matmul_output_mode=0))
+        found = await attended(
+            service, conventions.onnx(*packed, q_num_heads=H, kv_num_heads=G, qk_matmul_output_mode=0)
+        )
         near(found.output, rows_first(definition(q, k, v)).reshape(B, L, -1))
         scores = q @ k.repeat(H // G, 1).swapaxes(-1, -2) * D**-0.5
         np.testing.assert_allclose(found.scores, scores, atol=1e-6)
 
-    served(story)
+    served(check)
 
 
 @pytest.mark.skipif(not CASES, reason=HOW_TO_INSTALL)
-def test_every_case_of_the_package_onnx_is_answered(served):
-    names = {"present_key": "present_key", "present_value": "present_value", "Y": "output"}
-
-    async def story(service):
+def test_every_case_of_the_package_onnx_has_its_outputs(served):
+    async def check(service):
         for case in CASES:
             given = {name: value for name, value in case.attributes.items() if name != "softmax_precision"}
             mode = given.pop("qk_matmul_output_mode", 0) if "qk_matmul_output" in case.outputs else None
             given.pop("qk_matmul_output_mode", None)
-            found = await asked(service, conventions.onnx(**case.inputs, **given, qk_matmul_output_mode=mode))
+            found = await attended(service, conventions.onnx(**case.inputs, **given, qk_matmul_output_mode=mode))
+            names = {"Y": "output", "qk_matmul_output": "weights" if mode == 3 else "scores"}
             for name, expected in case.outputs.items():
-                answer = getattr(found, names.get(name, "weights" if mode == 3 else "scores"))
-                if answer is not None:  # present without a past
-                    np.testing.assert_allclose(
-                        answer.astype(np.float64), expected.astype(np.float64), rtol=rtol_of(case), atol=case.atol,
-                        err_msg=f"{case.name} {name}",
-                    )  # fmt: skip
+                answer = getattr(found, names.get(name, name))
+                assert answer is not None, f"{case.name} {name}"
+                np.testing.assert_allclose(
+                    answer.astype(np.float64), expected.astype(np.float64),
+                    rtol=rtol_of(case), atol=case.atol, err_msg=f"{case.name} {name}",
+                )  # fmt: skip
 
-    served(story)
+    served(check)
 
 
 def test_keras_is_its_layer(served):
@@ -201,9 +204,9 @@ def test_keras_is_its_layer(served):
     table, bias = KEEP[:, 0], randn(1, H, L, S)
     keep = table[:, None] & rows[:, None, :, None] & keys[:, None, None] & (positions("top_left") <= 0)
 
-    async def story(service):
+    async def check(service):
         inputs = dict(query=rows_first(q), value=rows_first(v), key=rows_first(k))
-        found = await asked(
+        found = await attended(
             service,
             conventions.keras(
                 **inputs, attention_mask=table, query_mask=rows, value_mask=keys, is_causal=True, bias=bias, scale=0.4
@@ -215,7 +218,7 @@ def test_keras_is_its_layer(served):
         near(mean[1, :, 2], v[1].mean(1))  # a masked row there
         assert not found.output[1, 2].any()
 
-    served(story)
+    served(check)
 
 
 def test_flax_and_jax_are_their_function(served):
@@ -224,11 +227,11 @@ def test_flax_and_jax_are_their_function(served):
     lengths = np.array([5, 2])[:, None, None, None]
     bias = randn(H, L, S)
 
-    async def story(service):
+    async def check(service):
         arrays = blhd(q, k, v)
-        found = await asked(service, conventions.flax(*arrays, bias, KEEP, is_causal=True))
+        found = await attended(service, conventions.flax(*arrays, bias, KEEP, is_causal=True))
         near(found.output, rows_first(definition(q, k, v, keep=KEEP & (positions("top_left") <= 0), bias=bias)))
-        found = await asked(
+        found = await attended(
             service,
             conventions.flax(
                 *arrays, query_seq_lengths=ends, key_value_seq_lengths=lengths.ravel(), local_window_size=1
@@ -236,30 +239,32 @@ def test_flax_and_jax_are_their_function(served):
         )
         inside = np.arange(L)[:, None] < ends[:, None, None, None]
         near(found.output, rows_first(definition(q, k, v, keep=window & (np.arange(S) < lengths) & inside)))
-        found = await asked(service, conventions.flax(*(x[0] for x in arrays), mask=KEEP[0]))
+        found = await attended(service, conventions.flax(*(x[0] for x in arrays), mask=KEEP[0]))
         near(found.output, rows_first(definition(q, k, v, keep=KEEP[:1]))[0])
 
-    served(story)
+    served(check)
 
 
 def test_flash_is_its_function(served):
     q, k, v = bhld(G)
     after, slopes = positions("bottom_right"), RNG.random((B, H)).astype(np.float32)
 
-    async def story(service):
+    async def check(service):
         arrays = blhd(q, k, v)
-        found = await asked(service, conventions.flash(*arrays, causal=True, softmax_scale=0.5, softcap=3.0))
+        found = await attended(service, conventions.flash(*arrays, causal=True, softmax_scale=0.5, softcap=3.0))
         near(found.output, rows_first(definition(q, k, v, keep=after <= 0, scale=0.5, softcap=3.0)))
-        found = await asked(service, conventions.flash(*arrays, window_size=(1, 1)))
+        found = await attended(service, conventions.flash(*arrays, window_size=(1, 1)))
         near(found.output, rows_first(definition(q, k, v, keep=np.abs(after) <= 1)))
-        found = await asked(service, conventions.flash(*arrays, causal=True, window_size=(2, -1), alibi_slopes=slopes))
+        found = await attended(
+            service, conventions.flash(*arrays, causal=True, window_size=(2, -1), alibi_slopes=slopes)
+        )
         bias = (-slopes[..., None, None] * np.abs(after)).astype(np.float32)
         near(found.output, rows_first(definition(q, k, v, keep=(after <= 0) & (after >= -2), bias=bias)))
         # More query rows than keys: the first rows see no key.
-        found = await asked(service, conventions.flash(arrays[1], *(x[:, :L] for x in arrays[1:]), causal=True))
+        found = await attended(service, conventions.flash(arrays[1], *(x[:, :L] for x in arrays[1:]), causal=True))
         assert not found.output[:, : S - L].any()
 
-    served(story)
+    served(check)
 
 
 @pytest.mark.parametrize("lens", [None, [5, 2], [[1, 2, 3], [5, 4, 1]]], ids=str)
@@ -267,11 +272,11 @@ def test_d2l_is_its_module(served, lens):
     q, k, v = (x[:, 0] for x in bhld())
     keep = True if lens is None else np.arange(S) < np.array(lens).reshape(B, -1, 1)
 
-    async def story(service):
-        found = await asked(service, conventions.d2l(q, k, v, None if lens is None else np.array(lens)))
+    async def check(service):
+        found = await attended(service, conventions.d2l(q, k, v, None if lens is None else np.array(lens)))
         near(found.output, definition(q, k, v, keep=keep, blocked=-1e6))
 
-    served(story)
+    served(check)
 
 
 @pytest.mark.parametrize("cut", [(), (slice(None), 0), (0, 0)], ids=["bhld", "bld", "ld"])
@@ -280,25 +285,25 @@ def test_numpy_article_is_its_code(served, cut):
     keep = KEEP.copy()
     keep[1, :, 2, 1] = True
 
-    async def story(service):
-        found = await asked(service, conventions.numpy_article(q, k, v, ~keep[cut]))
+    async def check(service):
+        found = await attended(service, conventions.numpy_article(q, k, v, ~keep[cut]))
         near(found.output, definition(q, k, v, keep=keep[cut], blocked=-1e9))
 
-    served(story)
+    served(check)
 
 
 def test_a_length_of_zero_is_zeros_here_and_the_mean_of_d2l_and_the_articles(served):
     q, k, v = (x[:, 0] for x in bhld())
     keep = np.arange(S) < np.array([[0], [5]])[:, None]
 
-    async def story(service):
+    async def check(service):
         near(definition(q, k, v, keep=keep, blocked=-1e6)[0], np.broadcast_to(v[0].mean(0), (L, D + 1)))
         for arguments in (
             conventions.d2l(q, k, v, [0, 5]),
             conventions.numpy_article(q, k, v, np.broadcast_to(~keep, (B, L, S))),
         ):
-            found = await asked(service, arguments)
+            found = await attended(service, arguments)
             assert not found.output[0].any()
             near(found.output[1], definition(q, k, v)[1])
 
-    served(story)
+    served(check)

@@ -1,4 +1,4 @@
-"""Everything that can be wrong with one request: the code, the form of the answer, and nobody else harmed."""
+"""Everything that can be wrong with one request: the code, the form of the answer, and no other request affected."""
 
 import asyncio
 import base64
@@ -18,8 +18,8 @@ def b64(values, dtype="float32") -> str:
     return base64.b64encode(np.asarray(values, dtype).tobytes()).decode()
 
 
-def tensor(**rollout) -> dict:
-    return {"dtype": "float32", "shape": [2, 16], "data": b64(X), **rollout}
+def tensor(**changed) -> dict:
+    return {"dtype": "float32", "shape": [2, 16], "data": b64(X), **changed}
 
 
 def masks(*found) -> dict:
@@ -356,7 +356,7 @@ def test_what_is_not_finite_in_json_is_refused_with_its_index(served, rows, wher
 
 @pytest.mark.parametrize("size", [33, 10_000])
 @pytest.mark.parametrize("literal", ["NaN", "1e999", "123456789012345678901234567890e300"])
-def test_the_place_of_a_number_is_not_told_by_a_name_that_may_not_be_echoed(served, size, literal):
+def test_the_param_of_a_number_has_no_name_that_may_not_be_echoed(served, size, literal):
     async def story(service):
         for name, param in (("x" * size, None), ("x y", None), ("Scale_2", "/Scale_2")):
             problem = (await post_whole(service, f'{{"{name}": {literal}}}'.encode())).json()
@@ -384,7 +384,7 @@ def test_what_is_not_finite_in_base64_is_refused_with_its_index(served, rows, va
 
 
 @pytest.mark.parametrize("limit", [4096, 65_536])
-def test_a_body_above_its_limit_is_told_its_size_the_setting_and_a_cheaper_form(served, limit):
+def test_the_refusal_of_a_body_above_its_limit_names_its_size_the_setting_and_a_cheaper_form(served, limit):
     async def story(service):
         detail = (await post_whole(service, b" " * (limit + 1))).json()["detail"]
         assert detail.startswith(
@@ -399,7 +399,7 @@ def test_a_body_above_its_limit_is_told_its_size_the_setting_and_a_cheaper_form(
 
 
 @pytest.mark.parametrize("numbers", [16, 4_000])
-def test_too_many_numbers_are_told_their_count_the_setting_and_a_cheaper_form(served, numbers):
+def test_the_refusal_of_too_many_numbers_names_their_count_the_setting_and_a_cheaper_form(served, numbers):
     async def story(service):
         problem = (await service.attend({"query": [X[0]] * (numbers // 16 + 1)})).json()
         assert problem["code"] == "cost_limit"

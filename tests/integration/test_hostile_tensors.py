@@ -125,7 +125,7 @@ NAMES = [
 
 
 class Opened:
-    """The files that Python opens while it listens; an audit hook cannot be taken away again, only told to be quiet."""
+    """The files that Python opens while it listens; an audit hook cannot be removed, only switched off."""
 
     def __init__(self) -> None:
         self.paths: list[str] = []
@@ -182,13 +182,11 @@ def test_another_format_under_our_media_type_is_bad_binary(served, body):
 
 
 def test_big_endian_dtypes_are_unknown_B7(served):
-    """Neither protocol has a flag for them; whoever invents one is refused, and whoever sends them gets what they say."""
+    """Neither protocol has a flag or a dtype for them, so an invented one is refused."""
 
     async def story(service):
-        for rollout in ({"byteorder": "big"}, {"endian": ">"}):
-            answer = await service.attend(
-                {"query": {"dtype": "float32", "shape": [2, 16], "data": [0.5] * 32, **rollout}}
-            )
+        for flag in ({"byteorder": "big"}, {"endian": ">"}):
+            answer = await service.attend({"query": {"dtype": "float32", "shape": [2, 16], "data": [0.5] * 32, **flag}})
             assert (answer.status_code, answer.json()["code"]) == (422, "unknown_field")
         for dtype in (">f4", "float32be", "F32BE"):
             answer = await service.attend({"query": {"dtype": dtype, "shape": [2, 16], "data": [0.5] * 32}})

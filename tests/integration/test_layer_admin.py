@@ -1,4 +1,4 @@
-"""Layers at run time: loaded, replaced and unloaded in every process or in none, and nobody who was admitted notices."""
+"""Layers at run time: loaded, replaced and unloaded in every process or in none, without effect on admitted requests."""
 
 import asyncio
 import contextlib
@@ -24,14 +24,14 @@ PATH = "/v1/layers/small"
 
 
 @contextlib.asynccontextmanager
-async def processes(directory, count=2, **rollout):
+async def processes(directory, count=2, **changed):
     """`count` processes over one directory with one coordinator, each with an engine of its own."""
     coordinator = Coordinator(count, time.monotonic)
     async with contextlib.AsyncExitStack() as stack:
         started: list[Running] = []
         for slot in range(count):
             channel = LocalChannel(coordinator, pid=slot + 1)
-            options = {"heartbeat_s": 1.0, "wait": False, "admin": True, **rollout}
+            options = {"heartbeat_s": 1.0, "wait": False, "admin": True, **changed}
             started.append(await stack.enter_async_context(running(directory, channel=channel, **options)))
         for process in started:
             await process.until(lambda process=process: process.service._reconciler.applied.version)
@@ -50,11 +50,11 @@ def deafen(process: Running) -> None:
 def service(tmp_path):
     """Runs `story(*processes)`; `store` is theirs."""
 
-    def run(story, count=2, **rollout):
+    def run(story, count=2, **changed):
         prepare(tmp_path, LAYERS)
 
         async def main():
-            async with processes(tmp_path, count, **rollout) as started:
+            async with processes(tmp_path, count, **changed) as started:
                 await story(*started)
 
         asyncio.run(main())
@@ -442,7 +442,7 @@ def test_a_slow_file_delays_no_other_rollout(service, store, slow_files):
 
 
 def test_an_aborted_rollout_leaves_no_process_loading(service, store, slow_files):
-    """The file is still being read, for nobody, when the next change is made."""
+    """The aborted rollout still reads the file when the next change is made."""
 
     async def story(one, two):
         before = await outputs(one)
@@ -516,7 +516,7 @@ def hold(process):
 
 
 async def request_until(leave, process, method, body):
-    """What was sent to a caller who leaves then."""
+    """Return the messages sent to a client that disconnects when `leave` is set."""
     sent = []
     pieces = [body]
 

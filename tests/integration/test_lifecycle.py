@@ -106,7 +106,7 @@ def test_a_replacement_listens_once_it_can_answer_unless_it_is_alone(tmp_path):
 
 
 def test_no_process_is_ready_before_its_port_is_open(tmp_path):
-    """Whoever waits for readiness would else find only its mates."""
+    """Otherwise a client that has waited for readiness would reach only the other processes."""
     prepare(tmp_path, LAYERS)
 
     async def main():

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from tests import reference
+from tests import oracle
 from tests.integration.forms import (
     AXES,
     BINARY,
@@ -26,10 +26,10 @@ HEADS = LAYERS[0].spec.num_heads
 PARAMETERS = {name: tensor.numpy() for name, tensor in LAYERS[0].tensors.items()}
 # B, L, S: all unequal, B = L, B = H, L = S, H = L, all equal.
 SIZES = [(2, 5, 3), (3, 3, 6), (HEADS, 3, 5), (2, 5, 5), (2, HEADS, 3), (HEADS, HEADS, HEADS)]
-MEANINGS: dict[str, Callable[[np.ndarray], reference.Mask]] = {
-    "attend": reference.Attend,
-    "ignore": reference.Ignore,
-    "bias": reference.Bias,
+MEANINGS: dict[str, Callable[[np.ndarray], oracle.Mask]] = {
+    "attend": oracle.Attend,
+    "ignore": oracle.Ignore,
+    "bias": oracle.Bias,
 }
 TRIANGLE = np.tri(HEADS, dtype=bool)
 CUBE = np.random.default_rng(1).standard_normal((HEADS, HEADS, WIDTH)).astype(np.float32)
@@ -41,7 +41,7 @@ def inputs(sizes: tuple[int, int, int], *, is_batch: bool) -> tuple[np.ndarray, 
     return (query, key) if is_batch else (query[0], key[0])
 
 
-def drawn(kind: str, axes: str, sizes: tuple[int, int, int], *, ones: str = "") -> tuple[np.ndarray, reference.Mask]:
+def drawn(kind: str, axes: str, sizes: tuple[int, int, int], *, ones: str = "") -> tuple[np.ndarray, oracle.Mask]:
     """Values with these axes, and what they mean: [B|1, H|1, L|1, S|1]. Axes in `ones` have the size 1."""
     full = dict(zip("bhls", (sizes[0], HEADS, *sizes[1:]), strict=True))
     rng = np.random.default_rng([len(axes), *sizes])
@@ -49,14 +49,14 @@ def drawn(kind: str, axes: str, sizes: tuple[int, int, int], *, ones: str = "") 
     whole = values.reshape([values.shape[axes.index(name)] if name in axes else 1 for name in full])
     if kind == "bias":
         floats = np.where(whole, rng.standard_normal(whole.shape), -np.inf).astype(np.float32)
-        return floats.reshape(values.shape), reference.Bias(floats)
+        return floats.reshape(values.shape), oracle.Bias(floats)
     return values, MEANINGS[kind](whole)
 
 
-def check_against_reference(found: dict[str, np.ndarray], request: Request, mask: reference.Mask) -> None:
+def check_against_reference(found: dict[str, np.ndarray], request: Request, mask: oracle.Mask) -> None:
     key = request.query if request.key is None else request.key
     query, key = (x if x.ndim == 3 else x[None] for x in (request.query, key))
-    output, weights = reference.multi_head_attention(LAYERS[0].spec, PARAMETERS, (query, key, key), [mask])
+    output, weights = oracle.multi_head_attention(LAYERS[0].spec, PARAMETERS, (query, key, key), [mask])
     np.testing.assert_allclose(found["output"].reshape(output.shape), output, atol=2e-5)
     np.testing.assert_allclose(found["weights"].reshape(weights.shape), weights, atol=2e-6)
 
@@ -213,7 +213,7 @@ BATCH = (
         (True, mask_field(ones(2, 5), ""), "axes", "must be one of"),
     ],
 )
-def test_a_shape_that_does_not_fit_is_told_which_shapes_do(served, is_batch, bad, param, words):
+def test_the_refusal_of_a_shape_that_does_not_fit_names_shapes_that_do(served, is_batch, bad, param, words):
     query, key = inputs((2, 4, 5), is_batch=is_batch)
 
     async def story(service):
@@ -274,7 +274,7 @@ def test_a_bare_array_needs_its_kind_at_every_size(served, rows, of):
 
 @pytest.mark.parametrize("kind", ["attend", "ignore"])
 @pytest.mark.parametrize("values", [[0.0, -1e9, 0, 0], ["-inf", 0, 0, 0], as_list(np.zeros(4, np.float32))], ids=str)
-def test_a_float_mask_that_is_no_bias_is_told_of_the_bias(served, kind, values):
+def test_the_refusal_of_a_float_mask_that_is_no_bias_names_the_bias(served, kind, values):
     async def story(service):
         refused = await service.attend({"query": CUBE.tolist(), "masks": [{"kind": kind, "values": values}]})
         assert refused.status_code == 422

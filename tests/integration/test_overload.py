@@ -1,4 +1,4 @@
-"""Overload, deadlines, leaving callers, failing engines: who is refused, who is answered, and what is counted."""
+"""Overload, deadlines, disconnects, failing engines: which requests are refused or answered, and what is counted."""
 
 import asyncio
 import contextlib
@@ -41,13 +41,13 @@ def test_exactly_the_capacity_of_the_queue_is_admitted_and_the_rest_gets_retry_a
     served(story, queue_capacity=5, probe_s=3600)
 
 
-@pytest.mark.parametrize("asked", ["20", "20".zfill(5000)], ids=["plain", "zeros"])
-def test_a_request_whose_deadline_passes_in_the_queue_is_never_executed(served, asked):
+@pytest.mark.parametrize("timeout_ms", ["20", "20".zfill(5000)], ids=["plain", "zeros"])
+def test_a_request_whose_deadline_passes_in_the_queue_is_never_executed(served, timeout_ms):
     """Q4."""
 
     async def story(service):
         running = await blocked(service)
-        late = await service.attend({"query": X * 3}, headers={"x-request-timeout-ms": asked})
+        late = await service.attend({"query": X * 3}, headers={"x-request-timeout-ms": timeout_ms})
         assert (late.status_code, late.json()["code"]) == (504, "deadline_exceeded")
         service.engine.gate.set()
         await running
@@ -317,7 +317,7 @@ def test_the_bytes_of_bodies_in_receipt_are_bounded_over_all_requests(served):
 
 
 def test_the_bytes_of_expected_answers_are_bounded_over_all_requests(served):
-    """Each asks for 3 KB; four of the largest would fill the house. A small one still finds room, and all is free after them."""
+    """Each answer has 3 KB; four of the largest would take all bytes. A small one still has room; afterwards all are free."""
     wants = {"query": X * 12, "weights": {"form": "heads"}}
 
     async def story(service):

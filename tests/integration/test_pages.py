@@ -327,7 +327,7 @@ def test_concurrent_scrapes_share_one_rendering_that_is_never_stale(served, monk
         for times in (1, 2):
             assert (await service.attend({"query": [[0.5] * 16]})).status_code == 200
             content = min(await get_many(service, path), key=len)
-            assert calls.times <= 2 * times, "a first one for who asked first, and one for all the others"
+            assert calls.times <= 2 * times, "one rendering for the first request, and one for all the others"
             told = {b'attention_queue_seconds_count{layer="small"} %d.0' % times, b'"inference_count":%d,' % times}
             assert [text for text in told if text in content], content
         assert not calls.is_on_loop

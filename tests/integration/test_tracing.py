@@ -17,10 +17,10 @@ PHASES = ["receive", "decode", "queue", "compute", "send"]
 def traced(tmp_path):
     prepare(tmp_path, LAYERS)
 
-    def run(story, **rollout):
+    def run(story, **changed):
         async def main():
             spans = Spans()
-            async with running(tmp_path, tracer=spans.tracer, **rollout) as service:
+            async with running(tmp_path, tracer=spans.tracer, **changed) as service:
                 await story(service, spans)
 
         asyncio.run(main())

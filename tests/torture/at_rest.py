@@ -31,12 +31,12 @@ def unbalanced(samples: dict[str, float]) -> list[str]:
         if key.startswith("attention_requests_total{") and re.search('status="[45]', key)
     )
     rejected = total(samples, "rejected_total")
-    told = [f"{name} is {value:g}" for name in GAUGES if (value := total(samples, name))]
+    found = [f"{name} is {value:g}" for name in GAUGES if (value := total(samples, name))]
     if received != answered + cancelled:
-        told.append(f"{received:g} received, {answered:g} answered, {cancelled:g} cancelled")
+        found.append(f"{received:g} received, {answered:g} answered, {cancelled:g} cancelled")
     if rejected != refused:
-        told.append(f"{refused:g} answers of 4xx and 5xx, {rejected:g} rejections counted")
-    return told
+        found.append(f"{refused:g} answers of 4xx and 5xx, {rejected:g} rejections counted")
+    return found
 
 
 def not_back(subject: Subject, before: Vitals) -> list[str]:
@@ -44,14 +44,14 @@ def not_back(subject: Subject, before: Vitals) -> list[str]:
     end = time.monotonic() + REST_S
     while True:
         now = subject.vitals()
-        told = [] if now.pids == before.pids else ["a process died"]
+        found = [] if now.pids == before.pids else ["a process died"]
         if now.descriptors.total() > before.descriptors.total():
-            told.append(f"descriptors more than before: {dict(now.descriptors - before.descriptors)}")
+            found.append(f"descriptors more than before: {dict(now.descriptors - before.descriptors)}")
         if now.num_threads > before.num_threads:
-            told.append(f"threads: {before.num_threads} before, {now.num_threads} after")
-        told += unbalanced(subject.samples())
-        if not told or time.monotonic() > end:
-            return told
+            found.append(f"threads: {before.num_threads} before, {now.num_threads} after")
+        found += unbalanced(subject.samples())
+        if not found or time.monotonic() > end:
+            return found
         time.sleep(0.1)
 
 

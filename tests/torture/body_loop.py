@@ -30,7 +30,7 @@ END_OF_HEAD, END_OF_CHUNKS = b"\r\n\r\n", b"\r\n0\r\n\r\n"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Load:
-    """`per_second` requests, as they come, or `callers` of whom each has one under way."""
+    """An open loop of `per_second` requests, or `callers`, each of which has one request in progress."""
 
     port: int
     seconds: float

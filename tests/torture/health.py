@@ -1,6 +1,6 @@
-"""Health: what operators' routes take while something else goes on, asked by a process of its own.
+"""Health: the times of the routes for operators while something else goes on, measured by a process of its own.
 
-Invariants: one kept-alive connection, one question after another; a question that fails is told, not timed; what was seen is
+Invariants: one kept-alive connection, one request after another; a failed request is reported, not timed; what was seen is
 written as one JSON object when standard input ends: milliseconds by path, and `wrong`.
 """
 
@@ -18,7 +18,7 @@ from tests.torture.canary import quantile
 
 
 class Health:
-    """Asks `paths` until `stop`; then it tells what it saw."""
+    """Requests `paths` until `stop`, and then has the times and the failures."""
 
     def __init__(self, port: int, paths: tuple[str, ...] = ("/healthz",), pause_s: float = 0.002) -> None:
         self._process = subprocess.Popen(

@@ -1,7 +1,7 @@
 """Loads mutated checkpoints, one after another: `python -m tests.torture.load_mutants DIRECTORY SEED COUNT`.
 
 Invariants: what is being loaded lies in the directory while it is, so that a death leaves its cause behind; a load that takes
-five seconds is told as a hang; the end is one JSON object: `hangs`, `wrong`, `counts`.
+five seconds is reported as a hang; the end is one JSON object: `hangs`, `wrong`, `counts`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.torture.answer_rules import MAX_REFUSAL_BYTES
 from tests.torture.inputs.mutations import mutate_bytes, mutate_safetensors
 
 HANG_S = 5.0
-# Names in a checkpoint are quoted: who imports it wants to know.
+# Refusals quote names of the checkpoint, which a user who imports it needs.
 _FOREIGN = ("Traceback", "Error(", "site-packages", "0x7f")
 
 

@@ -3,7 +3,7 @@
 Invariants: a process of its own; arrivals are a Poisson process from a seed; each request takes an idle kept-alive connection or
 opens one; latency counts from the moment a request was due; one record a request, in the order of
 Record's fields.
-A request's mark is the first number of its query, so that what an engine ran can be told.
+A request's mark is the first number of its query, which shows what an engine ran.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class OpenLoop:
     """Runs in the background until `records`."""
 
     def __init__(self, arrivals: Arrivals, cpus: set[int] | None = None) -> None:
-        # A file: megabytes of records do not fit into a pipe that nobody reads before the end.
+        # A file: megabytes of records do not fit into a pipe that is read only at the end.
         self._records = tempfile.NamedTemporaryFile(suffix=".json")  # noqa: SIM115 (open until the records are read)
         self._process = subprocess.Popen(
             [

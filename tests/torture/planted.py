@@ -1,6 +1,6 @@
 """The service with faults planted in it, for what cannot be made from outside: `python -m tests.torture.planted serve …`.
 
-Invariants: the service itself has no hook for any of this; what is planted is told in one variable, as JSON, and read here only:
+Invariants: the service itself has no hook for any of this; what is planted stands in one variable, as JSON, and read here only:
 `cost_s` (each request costs this much engine time, on whichever thread computes it), `executed` (a file that gets a line for
 every request that an engine runs: its mark and when), `threads` (a file that gets a line for every batch: the name of the
 thread that computes it), `inline` (false: the event loop's thread computes nothing), `raising` (requests with this mark raise),

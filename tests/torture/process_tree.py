@@ -1,4 +1,4 @@
-"""What the kernel tells of a process: memory, its peak, descriptors, threads, children."""
+"""A process as the kernel reports it: memory, its peak, descriptors, threads, children."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def forget_peak(pid: int) -> None:
-    """From here on `peak_bytes` tells the largest resident size since now."""
+    """From now on `peak_bytes` returns the largest resident size since this call."""
     Path(f"/proc/{pid}/clear_refs").write_text("5", encoding="ascii")
 
 

@@ -38,7 +38,7 @@ def at_least(figure: int, what: str, value: float, limit: float, unit: str = "")
 
 
 def none_of(figure: int, what: str, found: list[str]) -> Row:
-    """A row for things that must not happen; the first few are told."""
+    """A row for things that must not happen; it names the first few."""
     told = str(len(found)) + (": " + "; ".join(dict.fromkeys(found[:3])) if found else "")
     return Row(figure, what, "0", told.replace("|", "¦").replace("\n", " ")[:400], not found)
 

@@ -1,7 +1,7 @@
-"""Subject: the real service as a process tree, its log in a file (or in a pipe that is read when it is asked for), and what is
+"""Subject: the real service as a process tree, its log in a file (or in a pipe that is read on request), and what is
 measured of it from outside.
 
-Invariants: black box: HTTP, signals and what the kernel tells of the processes; settings that this version does not have are
+Invariants: black box: HTTP, signals and what the kernel reports of the processes; settings that this version does not have are
 left out, so that one harness measures several versions; `end` leaves nothing behind.
 """
 
@@ -35,7 +35,7 @@ REST_S = 2.0
 # Text for the helper process, whose tensor is checked in the thread, and fewer numbers than a request may have.
 _MANY_NUMBERS = Settings.model_fields["decode_off_loop_bytes"].default // 2
 _JSON = {"Content-Type": "application/json"}
-# Told with the first heartbeat after the first answer.
+# Appears with the first heartbeat after the first answer.
 _HEARTBEAT_SERIES = "attention_layer_last_answer"
 _CLOSED_S = 0.2  # in which the service sees that a caller has closed its connection, on a busy machine too
 
@@ -137,7 +137,7 @@ class Subject:
         raise AssertionError("the service did not become ready")
 
     def get(self, path: str, timeout_s: float = 10) -> tuple[int, bytes]:
-        """Status and body; (0, b"") where nobody answers."""
+        """Status and body; (0, b"") without an answer."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
         try:
             connection.request("GET", path)

@@ -30,7 +30,7 @@ def test_all_requests_of_one_tick_run_the_work_once_before_later_events():
     asyncio.run(story())
 
 
-def test_work_that_asks_again_runs_again():
+def test_work_that_requests_another_run_runs_again():
     async def story():
         order: list[int] = []
 

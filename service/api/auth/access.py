@@ -192,7 +192,7 @@ class Access:
 
 
 def is_docs(path: str) -> bool:
-    """Return whether a browser that reads the contract asks for this path; it sends no key with a page that it opens."""
+    """Return whether this is a path of the API pages. A browser sends no key when it opens a page."""
     return path in DOCS or path.startswith("/docs/")
 
 

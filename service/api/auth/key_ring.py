@@ -4,8 +4,8 @@
     5e884898da28047151d0e56f8dc6292773603d0d6aabbdd62a11ef721d1542d8 infer  # team a
 
 Invariants: only the SHA-256 digest of a key is stored, never the key. A lookup takes the same time whether the key exists or
-not. A file is taken whole or not at all. An error about a bad file names the line and never repeats it. No keys are in force
-before the first reading, which must succeed; later, a file that cannot be used changes nothing and is reported once.
+not. A file is taken whole or not at all. An error about a malformed line names its number and never repeats its text. No keys are
+in force before the first reading, which must succeed. Later, a file that cannot be used changes nothing and is reported once.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ MAX_KEYS = 4096
 MAX_FILE_BYTES = 2**20
 MAX_NAME_CHARS = 64
 KEY_BYTES = 32
-# A changed file is in force after at most two checks.
+# A changed file is in force after two checks, if the second finds what the first found and it holds a key; else after MAX_CHECKS.
 CHECK_S = 1.0
+MAX_CHECKS = 10
 _LINE = re.compile(rb"([0-9a-fA-F]{64})[ \t]+(infer|admin)")
 _BOM = b"\xef\xbb\xbf"
 
@@ -138,14 +139,15 @@ class KeyFile:
         self.ring = KeyRing()
         self._path = path
         self._listener = listener
-        self._taken: tuple[int, ...] | None = None
-        self._is_settling = False
+        self._taken: tuple[int, ...] | None = None  # the stamp of the keys in force
+        self._seen: tuple[int, ...] | None = None  # the stamp of the last check
+        self._num_checks = 0  # since the file differs from what was taken
         self._reported: str | None = None
 
     async def open(self) -> None:
         """Read the keys for the first time; raise KeysError if the file cannot be used."""
         # Take the stamp before the content, so that the next check sees a write in between.
-        self._taken = await asyncio.to_thread(_stamp, self._path)
+        self._taken = self._seen = await asyncio.to_thread(_stamp, self._path)
         self.ring = await asyncio.to_thread(read_keys, self._path)
         self._listener.keys_taken(self.ring)
 
@@ -167,19 +169,29 @@ class KeyFile:
     def _changed(self) -> KeyRing | KeysError | None:
         """Return the keys or the error that a change of the file leads to; None if there is nothing to report yet.
 
-        A change is taken one check after it is seen: a file that is written in place is empty or torn for a moment.
+        A change is taken once two checks find the same: a file that is written in place is torn for a moment. It is empty until a
+        slow command writes to it, so a file without keys is taken only after MAX_CHECKS, as one that never stays the same.
         """
-        stamp = _stamp(self._path)
-        self._is_settling = stamp != self._taken and not self._is_settling
-        if stamp == self._taken or self._is_settling:
+        stamp, before = _stamp(self._path), self._seen
+        self._seen = stamp
+        self._num_checks = 0 if stamp == self._taken else self._num_checks + 1
+        may_wait = self._num_checks < MAX_CHECKS
+        if stamp == self._taken or (may_wait and stamp != before):
             return None
-        self._taken = stamp
+        found = self._read()
+        has_no_keys = isinstance(found, KeyRing) and not found.keys
+        if may_wait and (has_no_keys or _stamp(self._path) != stamp):
+            return None
+        self._taken, self._num_checks = stamp, 0
         reported, self._reported = self._reported, None
+        if isinstance(found, KeysUnread):
+            self._taken, self._reported = None, found.message
+            return None if found.message == reported else found
+        return found
+
+    def _read(self) -> KeyRing | KeysError:
         try:
             return read_keys(self._path)
-        except KeysUnread as error:
-            self._taken, self._reported = None, error.message
-            return None if error.message == reported else error
         except KeysError as error:
             return error
 

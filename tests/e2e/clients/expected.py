@@ -1,4 +1,4 @@
-"""What `/v1` answers to the same tensors, asked with nothing but the standard library; every client must get these bits."""
+"""The answers of `/v1` to the same tensors, fetched with the standard library alone; every client must get these bits."""
 
 import base64
 import json

@@ -36,7 +36,7 @@ LIMIT_BYTES = Settings.model_fields["max_body_bytes"].default
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Bomb:
-    """`write` makes the bytes; `needs` is a setting without which this version cannot be asked."""
+    """`write` makes the bytes; `needs` is a setting; a version without it does not get this bomb."""
 
     name: str
     write: Callable[[], bytes]
@@ -134,7 +134,7 @@ def _wrong(reply: Reply | str, bomb: Bomb) -> str | None:
     if isinstance(reply, str):
         # A connection that was closed while we still sent is a refusal too, where the answer could not be read.
         return None if bomb.needs and reply == "closed" else reply
-    # Status 400 is what /v2 makes of a 422.
+    # /v2 answers with status 400 instead of 422.
     return answer_rules.violation(reply, is_inference="/v2" in bomb.name) or (
         None if reply.status in bomb.statuses else f"status {reply.status}"
     )

@@ -1,4 +1,4 @@
-"""Figure 6: callers who leave, at every stage: within headers, within a body, while queued, while running, while reading.
+"""Figure 6: clients that disconnect at every stage: within headers, within a body, while queued, while running, while reading.
 
 Invariants: whether an engine ran a request is read from what the planted engine wrote, never guessed; cancelled while queued =
 no batch with it had begun when its caller left; afterwards the counts by stage add up and nothing is stuck.
@@ -27,8 +27,8 @@ LEAVERS = 5000
 # Slow enough that most callers leave while they are queued; and a batch ends so soon that the loop waits for it.
 COST_S, BATCH = 0.006, 2
 NUM_CONNECTIONS = 48
-# The end of a connection is news after the lag of the loop, which the health route tells; who left later than that before
-# a batch began was not known to have left.
+# The service sees the end of a connection after the lag of its loop, which the health route shows. A client that left less than
+# that before a batch began was not known to have left.
 LEAST_NEWS_S = 0.01
 START_S = 1.0
 FIRST_MARK = 1000
@@ -41,7 +41,7 @@ def measure(form: Form) -> Iterator[Row]:
     executed, threads = room / "executed.txt", room / "threads.txt"
     num = form.count(LEAVERS, 200)
     plants = {"cost_s": COST_S, "executed": str(executed), "threads": str(threads)}
-    # Nobody is refused because the queue stands: whoever leaves it is to have been in it.
+    # No request is refused for sustained overload, so that clients leave the queue and not before it.
     settings = dict(workers=1, max_batch_requests=BATCH, standing_wait_ms=0)
     with Subject(room, plants=plants, **settings) as subject:
         asyncio.run(_leave_all(subject, form, range(FIRST_MARK)[-200:]))
@@ -60,7 +60,7 @@ def measure(form: Form) -> Iterator[Row]:
 
 
 async def _leave_all(subject: Subject, form: Form, marks: range) -> dict[int, float]:
-    """When the caller with each mark left, for those who had sent their request whole."""
+    """When the client with each mark left, for clients that had sent their whole request."""
     left_at: dict[int, float] = {}
     numbers = iter(marks)
 
@@ -97,7 +97,7 @@ async def _leave(port: int, mark: int, rng: random.Random) -> float | None:
         return None
     finally:
         connection.close()
-    # The transport closes its socket in a later turn of this loop: before that nobody has left.
+    # The transport closes its socket in a later turn of this loop: before that the client has not left.
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     return time.monotonic() if stage in ("queued", "running", "reading") else None
@@ -112,7 +112,7 @@ def _request(mark: int, rng: random.Random, *, is_large: bool) -> bytes:
 
 
 async def _stuck(subject: Subject) -> list[str]:
-    """As many callers as left at once, who stay."""
+    """Send as many requests at once as there were disconnects at once, and wait for all answers."""
 
     async def stay(number: int) -> str | None:
         connection = RawConnection(subject.port)

@@ -1,5 +1,5 @@
 """Figure 15: eight callers of every GET, with small requests beside them. No GET holds the event loop: the processor time of its
-thread tells so on a busy machine too. And the same check with the old fault planted, a document that is made on the event loop
+thread shows it on a busy machine too. And the same check with the old fault planted, a document that is made on the event loop
 for each request: the check must fail.
 
 Invariants: small requests come from a process of their own (`canary.py`); half of the callers of a document have it already.
@@ -67,7 +67,7 @@ def plant() -> None:
 
 
 class _Callers:
-    """Eight callers of one service; `wrong` is what they were told and should not have been."""
+    """Eight callers of one service; `wrong` has the answers that they should not have got."""
 
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
@@ -87,7 +87,7 @@ class _Callers:
         return len(pages) / (time.monotonic() - started)
 
     def p99_ms(self, paths: tuple[str, ...], seconds: float) -> float:
-        """Of small requests, while these are asked for."""
+        """The p99 of small requests beside callers of these paths."""
         songs: list[Song] = []
         with singing(self._subject.port, songs, per_second=25):
             end = time.monotonic() + START_S + seconds  # it takes a while until the first one is sent

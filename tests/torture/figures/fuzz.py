@@ -1,4 +1,4 @@
-"""Figure 1: structured inputs, raw bytes on sockets, and what schemathesis makes of our OpenAPI page.
+"""Figure 1: structured inputs, raw bytes on sockets, and schemathesis with our OpenAPI page.
 
 Invariants: an input is known by seed and number, and what broke a rule is kept as a file; no input may get a 5xx other than 503
 and 504 with their meaning, silence over five seconds, or an answer that breaks `answer_rules.py`.
@@ -135,7 +135,7 @@ async def _heard(reader: asyncio.StreamReader, *, is_head: bool) -> str | None:
             return None
         except (ValueError, AssertionError) as error:
             return f"an answer that is no HTTP: {error}"
-        # Which protocol was asked for cannot be told from broken bytes: either form of an error will do.
+        # Broken bytes do not show which protocol the client meant, so either form of an error is right.
         wrong = answer_rules.violation(reply)
         if wrong is not None and answer_rules.violation(reply, is_inference=True) is not None:
             return wrong

@@ -1,4 +1,4 @@
-"""Figure 5: what a caller gets does not depend on its mates, to the last bit, and is nobody else's.
+"""Figure 5: an answer does not depend on its mates, to the last bit, and belongs to its request.
 
 Invariants: every request of a group is a needle: its answer beside the others is compared with its answer alone, byte for byte; a
 little wait for company (a setting) makes sure that there is company, and the answers say how much there was.
@@ -133,7 +133,7 @@ class _Company:
 
 
 def _harm(rng: random.Random) -> bytes:
-    """A request that the desk refuses, or one that makes the engine raise."""
+    """A request that the checks before the queue refuse, or one that makes the engine raise."""
     if rng.random() < 0.5:
         nan = base64.b64encode(np.full(32, np.nan, "float32").tobytes()).decode()
         return post(

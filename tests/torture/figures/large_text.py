@@ -1,7 +1,7 @@
 """Figure 12: bodies of 0.1 to 4 MiB in every form, offered three and five times faster than they can be answered.
 
 Invariants: two workers with default settings; what they can do is measured just before, as the better of a few callers who wait
-for each answer and of an open loop at twice their rate; health is asked meanwhile by a process of its own. It is measured
+for each answer and of an open loop at twice their rate; a process of its own requests health meanwhile. It is measured
 twice. Where the engine is the limit, by a planted cost for each request, the shared cores have time to refuse the others, and
 goodput and times have targets. Where the cores are the limit, a refusal takes time from an answer, and only fairness and memory
 have targets. The burst that begins an overload is admitted on purpose, so times count from SETTLED_S on. The check must fail on

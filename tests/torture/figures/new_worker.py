@@ -1,7 +1,7 @@
 """Figure 20: a worker is killed while kept-alive callers ask without a pause, and its replacement gets its part of them.
 
 Invariants: what one process has is read from its sockets; from the moment when the replacement is ready no request fails; each
-caller is told to connect anew at most once; with shedding turned off by a planted fault the first check fails.
+caller has to reconnect at most once; with shedding turned off by a planted fault the first check fails.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def plant() -> None:
 
 
 class Callers:
-    """Kept-alive connections, each asked again as soon as it has answered, until `end`."""
+    """Kept-alive connections; each sends a request as soon as it has the last answer, until `end`."""
 
     def __init__(self, port: int) -> None:
         self.failed_at: list[tuple[float, str]] = []

@@ -1,7 +1,7 @@
 """Figure 18: one key sends nine tenths of twice what the service can do; the others send what is left.
 
 Invariants: each request costs the engine a fixed time, so that capacity is known; arrivals are open loop; an answer counts if
-it is a 200 within the deadline; the same check on a service that does not tell keys apart must fail.
+it is a 200 within the deadline; the same check on a service that does not distinguish keys must fail.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ONE = "the-one-that-floods"
 
 
 def plant() -> None:
-    """Keys that are not told apart."""
+    """Plant a service that does not distinguish keys."""
     from service.api import request_context
 
     vars(request_context)["KEY_DIGEST"] = "attention.nobody"

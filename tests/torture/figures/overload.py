@@ -31,7 +31,7 @@ LONGEST_STEP_S = {5.0: 120.0}
 STEP_S = 30.0
 WARM_UP_S, SETTLED_S = 3.0, 2.0
 # The service counts from when it has read the body, the generator from when it wrote it: between them lies the lag of the
-# loop, which the health routes tell.
+# loop, which the health routes show.
 LEAST_LAG_S = 0.025
 TIMEOUT_MS = 250
 REFUSED = (429, 503)
@@ -166,7 +166,7 @@ def _expired(executed: Path, records: list[Record], lag_s: float) -> list[float]
 
 
 def _recovery_s(subject: Subject, normal: Step, arrivals: Arrivals, cpus: set[int] | None) -> float:
-    """From the end of the overload until a second's median is normal again and nobody is refused."""
+    """Seconds from the end of the overload until a second has a normal median and no refusals."""
     started = time.monotonic()
     records = sorted(_run(subject, arrivals, cpus), key=lambda record: record.due)
     for second in range(int(arrivals.seconds)):

@@ -1,7 +1,7 @@
 """Figure 2: SIGTERM under load, again and again; what was accepted is answered.
 
 Invariants: accepted = sent whole on a connection that was established; a refused connection is not accepted; the answer is 200 or
-503, never a reset or an end of the stream. Readiness is asked every few milliseconds on a connection of its own; no listener
+503, never a reset or an end of the stream. Readiness is requested every few milliseconds on a connection of its own; no listener
 is as good an answer as a 503. Every other round has a drain delay, in which service must go on unchanged.
 """
 

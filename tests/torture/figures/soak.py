@@ -1,4 +1,4 @@
-"""Figure 4: a soak at 70 % of what the service can do: random shapes and forms, 10 % bad, 5 % who leave; nothing grows. And
+"""Figure 4: a soak at 70 % of what the service can do: random shapes and forms, 10 % bad, 5 % that disconnect; nothing grows. And
 the same check with a leak planted, which must fail it: a check that cannot fail proves nothing.
 
 Invariants: capacity is measured first, with the same mixture; arrivals are open-loop; growth is the median of the last tenth of
@@ -85,7 +85,7 @@ class _Soak:
 
     @property
     def grown(self) -> list[str]:
-        """What is counted, not weighed, must not grow at all; it comes and goes, so its least number tells.
+        """What is counted, not weighed, must not grow at all; it comes and goes, so its least number counts.
 
         A status that a route had not answered with before is a new series, and no growth: there are only so many.
         """

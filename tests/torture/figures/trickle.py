@@ -1,6 +1,6 @@
 """Figure 7: a thousand connections that send a byte a second, within their headers or within their body, beside a canary.
 
-Invariants: each is closed, or told 408, by its deadline and a second; nobody else notices; no place in the queue is held
+Invariants: each is closed, or gets 408, by its deadline and a second; no other client notices; no place in the queue is held
 meanwhile.
 """
 

@@ -1,4 +1,4 @@
-"""Figure 13: stdout and stderr are one pipe that nobody reads. Requests, health, a replacement and the end go on, and each
+"""Figure 13: stdout and stderr are one unread pipe. Requests, health, a replacement and the end go on, and each
 line is read later or counted. The same check with streams that block must fail.
 
 Invariants: more lines are written than the pipe and the memory of the processes take; lines are compared with requests only

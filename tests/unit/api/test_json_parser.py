@@ -24,12 +24,12 @@ SMALL = b'{"query":[[0.5]]}'
 
 
 def story(
-    told: Callable[[JsonParser], Awaitable[None]], command: tuple[str, ...] = COMMAND, numbers: int = 2**20
+    check: Callable[[JsonParser], Awaitable[None]], command: tuple[str, ...] = COMMAND, numbers: int = 2**20
 ) -> None:
     async def main() -> None:
         parser = JsonParser(32, numbers, command)
         try:
-            await told(parser)
+            await check(parser)
         finally:
             parser.close()
 
@@ -46,7 +46,7 @@ def children() -> list[int]:
 
 
 def test_a_body_is_parsed_to_arrays_by_one_process_that_starts_with_the_first_body():
-    async def told(parser: JsonParser) -> None:
+    async def check(parser: JsonParser) -> None:
         before = set(children())
         assert set(children()) == before
         assert (await parser.parse(SMALL))["query"].shape == (1, 1)
@@ -57,31 +57,31 @@ def test_a_body_is_parsed_to_arrays_by_one_process_that_starts_with_the_first_bo
         assert found["encoding"] == "list"
         assert len(set(children()) - before) == 1
 
-    story(told)
+    story(check)
 
 
 @pytest.mark.parametrize(("body", "kind"), [(LARGE[:-1], BadJson), (LARGE.replace(b"0.5", b"[1]", 1), None)])
 def test_the_helper_process_parses_as_the_loop_does(body, kind):
-    async def told(parser: JsonParser) -> None:
+    async def check(parser: JsonParser) -> None:
         if kind is not None:
             with pytest.raises(kind):
                 await parser.parse(body)
         else:
             assert (await parser.parse(body))["query"].fault.is_shape
 
-    story(told)
+    story(check)
 
 
 def test_the_limit_of_numbers_is_the_setting():
-    async def told(parser: JsonParser) -> None:
+    async def check(parser: JsonParser) -> None:
         with pytest.raises(CostLimit, match="1,000"):
             await parser.parse(LARGE)
 
-    story(told, numbers=1000)
+    story(check, numbers=1000)
 
 
 def test_a_killed_helper_process_is_replaced_and_the_body_parsed_again():
-    async def told(parser: JsonParser) -> None:
+    async def check(parser: JsonParser) -> None:
         before = set(children())
         await parser.parse(LARGE)
         for _ in range(2):
@@ -89,19 +89,19 @@ def test_a_killed_helper_process_is_replaced_and_the_body_parsed_again():
             os.kill(process, signal.SIGKILL)
             assert len(await parser.parse(LARGE)) == 2
 
-    story(told)
+    story(check)
 
 
 def test_a_body_that_kills_the_helper_process_twice_is_an_internal_fault_and_the_next_is_parsed():
-    async def told(parser: JsonParser) -> None:
+    async def check(parser: JsonParser) -> None:
         with pytest.raises(EngineFailed, match="twice"):
             await parser.parse(LARGE)
 
-    story(told, (sys.executable, "-c", "import socket; socket.socket(fileno=0).recv(1000)"))
+    story(check, (sys.executable, "-c", "import socket; socket.socket(fileno=0).recv(1000)"))
 
 
 def test_a_disconnect_disturbs_no_other_request():
-    async def told(parser: JsonParser) -> None:
+    async def check(parser: JsonParser) -> None:
         leaving = asyncio.ensure_future(parser.parse(LARGE))
         staying = asyncio.ensure_future(parser.parse(LARGE.replace(b"list", b"base64")))
         await asyncio.sleep(0)
@@ -111,7 +111,7 @@ def test_a_disconnect_disturbs_no_other_request():
         assert (await staying)["encoding"] == "base64"
         assert (await parser.parse(LARGE))["encoding"] == "list"
 
-    story(told)
+    story(check)
 
 
 def test_the_helper_process_ends_with_its_worker_and_holds_none_of_its_descriptors():
@@ -123,5 +123,5 @@ def test_the_helper_process_ends_with_its_worker_and_holds_none_of_its_descripto
 
 def test_the_process_imports_no_torch():
     program = "import sys; import service.wire.json_process; print('torch' in sys.modules)"
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert told.stdout == "False\n"
+    check = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert check.stdout == "False\n"

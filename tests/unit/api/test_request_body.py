@@ -101,7 +101,7 @@ def test_a_disconnect_during_the_body_ends_the_request():
 
 
 class Arriving(Parts):
-    """A caller whose first bytes are here; told of to whoever asks, as our own transport does."""
+    """A body whose first bytes are here; it reports them to a callback, as our own transport does."""
 
     def __init__(self) -> None:
         super().__init__(then="hang")

@@ -1,4 +1,4 @@
-"""RequestRecord: times as they are told."""
+"""RequestRecord: times as answers and logs have them."""
 
 from hypothesis import given
 from hypothesis import strategies as st

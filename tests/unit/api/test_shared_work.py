@@ -1,4 +1,4 @@
-"""Shared work: one computation for all that ask; what fails is not kept; who asks after an event sees it."""
+"""Shared work: one computation for all callers; a failure is not kept; a caller after an event gets a result that has it."""
 
 import asyncio
 import threading

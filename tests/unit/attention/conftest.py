@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.engine_room import torch_threads
+from tests.attention_fixtures import torch_threads
 
 
 @pytest.fixture(autouse=True)

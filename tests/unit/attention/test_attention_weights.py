@@ -16,8 +16,8 @@ from service.attention.attention_weights import BLOCK_ROWS, attend_with_weights
 from service.attention.call import Call, TopK, WeightsWanted
 from service.attention.kernels import Heads
 from service.attention.masks import Sizes
-from tests import reference
-from tests.engine_room import (
+from tests import oracle
+from tests.attention_fixtures import (
     DTYPES,
     Allocations,
     engine_mask,
@@ -81,7 +81,7 @@ def sliced(full: torch.Tensor, wanted: WeightsWanted):
         return (total / len(chosen))[rows]
     assert wanted.k is not None
     part = full[chosen][:, rows]
-    values, indices, _ = reference.top_k(part.numpy(), wanted.k)
+    values, indices, _ = oracle.top_k(part.numpy(), wanted.k)
     listed = torch.from_numpy(indices)
     return TopK(torch.from_numpy(values), listed.int(), part.scatter(-1, listed, 0.0).sum(-1))
 
@@ -134,7 +134,7 @@ def test_rows_of_weights_sum_to_one_or_are_exactly_zero(data, sizes, seed, dtype
     mask = None if combined is None else combined.lowered(0, torch.promote_types(dtype, torch.float32))
     weights = attention_weights(random_heads(sizes, dtype, seed), mask, 1.0, heads_wanted)
     assert isinstance(weights, torch.Tensor)
-    allowed = torch.from_numpy(reference.may_attend(drawn, tuple(sizes))[0])
+    allowed = torch.from_numpy(oracle.may_attend(drawn, tuple(sizes))[0])
     alive = allowed.any(-1)
     assert weights.dtype == torch.float32
     assert ((weights.sum(-1) - 1).abs() <= 1e-6)[alive].all()
@@ -264,7 +264,7 @@ def test_weights_include_the_columns_that_a_layer_appends():
     """bias_k and the zeros come after the caller's keys; a mask does not block them."""
     spec = make_spec(12, 3, has_bias_kv=True, add_zero_attn=True)
     sizes = Sizes(1, 3, 4, 5)
-    mask = engine_mask([reference.Attend(np.zeros((1, 1, 1, 5), bool))], sizes)
+    mask = engine_mask([oracle.Attend(np.zeros((1, 1, 1, 5), bool))], sizes)
     call = Call(randn(1, 4, 12), randn(1, 5, 12, seed=1), mask=mask, weights=heads_wanted)
     weights = full_weights(make_layer(spec).forward([call])[0])
     assert weights.shape == (1, 3, 4, 7)

@@ -22,7 +22,7 @@ from service.attention import layer as layer_module
 from service.attention.call import Call, WeightsWanted
 from service.attention.layer import Layer
 from service.attention.masks import CombinedMask, Sizes, causal, lengths
-from tests.engine_room import (
+from tests.attention_fixtures import (
     CPU,
     DTYPES,
     THREADS,

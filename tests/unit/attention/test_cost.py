@@ -18,7 +18,7 @@ from service.attention.cost import (
     table_bytes,
 )
 from service.attention.masks import Added, CombinedMask, Sizes, causal
-from tests.engine_room import engine_mask, make_spec
+from tests.attention_fixtures import engine_mask, make_spec
 from tests.strategies import masks_for, weights_wanted
 
 sizes_drawn = st.builds(Sizes, st.integers(1, 3), st.integers(1, 3), st.integers(1, 300), st.integers(1, 40))

@@ -20,7 +20,7 @@ from service.attention.layer import Layer
 from service.attention.projection import has_packed_product
 from service.attention.scaled_dot_product import ScaledDotProduct
 from service.errors import CostLimit, EngineDown
-from tests.engine_room import (
+from tests.attention_fixtures import (
     CPU,
     DTYPES,
     OneLayer,

@@ -8,7 +8,7 @@ import torch
 from service.attention.call import Call, WeightsWanted
 from service.attention.engine import EngineOptions
 from service.attention.masks import Added, Allowed, CombinedMask, Sizes, causal
-from tests.engine_room import (
+from tests.attention_fixtures import (
     OneLayer,
     full_weights,
     make_layer,

@@ -11,7 +11,7 @@ from torch.nn import functional
 from service.attention import kernels
 from service.attention.kernels import Heads
 from service.attention.masks import Sizes
-from tests.engine_room import DTYPES, every_thread_count, randn, random_heads, same_bits, torch_threads
+from tests.attention_fixtures import DTYPES, every_thread_count, randn, random_heads, same_bits, torch_threads
 from tests.strategies import seeds
 
 

@@ -1,4 +1,4 @@
-"""Layer: agreement with the NumPy reference, dtypes, defaults, masked rows, and independence of the calls of a batch."""
+"""Layer: agreement with the float64 oracle, dtypes, defaults, masked rows, and independence of the calls of a batch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from service.attention.call import Call, TopK, WeightsWanted
 from service.attention.masks import Allowed, CombinedMask, Sizes, lengths
-from tests import reference
-from tests.engine_room import (
+from tests import oracle
+from tests.attention_fixtures import (
     CPU,
     DTYPES,
     as_arrays,
@@ -23,8 +23,8 @@ from tests.engine_room import (
     make_layer,
     make_spec,
     make_tensors,
+    oracle_inputs,
     randn,
-    reference_inputs,
     same_answers,
     same_bits,
     torch_threads,
@@ -47,9 +47,7 @@ def test_a_layer_matches_the_reference(dtype):
         drawn = data.draw(calls(spec, dtype=query_dtype, rows=short_lengths, max_masks=3))
         call = drawn.call._replace(weights=WeightsWanted("heads", dtype=query_dtype))
         tensors = {name: tensor.to(dtype) for name, tensor in make_tensors(spec, seed).items()}
-        expected, weights = reference.multi_head_attention(
-            spec, as_arrays(tensors), reference_inputs(call), drawn.masks
-        )
+        expected, weights = oracle.multi_head_attention(spec, as_arrays(tensors), oracle_inputs(call), drawn.masks)
         answer = make_layer(spec, dtype, seed).forward([call])[0]
         assert_near(answer.output, expected, TOLERANCE[dtype])
         assert_near(full_weights(answer), weights, TOLERANCE[dtype])
@@ -64,11 +62,11 @@ def test_every_form_of_weights_matches_the_reference(data, spec, seed):
     wanted = dataclasses.replace(drawn.call.weights, dtype=torch.float64)
     answer = make_layer(spec, torch.float64, seed).forward([drawn.call._replace(weights=wanted)])[0]
     tensors = as_arrays(make_tensors(spec, seed))
-    _, full = reference.multi_head_attention(spec, tensors, reference_inputs(drawn.call), drawn.masks)
-    part = reference.selected(full, wanted.heads, wanted.queries)
+    _, full = oracle.multi_head_attention(spec, tensors, oracle_inputs(drawn.call), drawn.masks)
+    part = oracle.selected(full, wanted.heads, wanted.queries)
     if wanted.form == "top_k":
         assert isinstance(answer.weights, TopK)
-        values, _, rest = reference.top_k(part, wanted.k)
+        values, _, rest = oracle.top_k(part, wanted.k)
         assert_near(answer.weights.values, values, 1e-12)
         assert_near(answer.weights.rest, rest, 1e-12)
         # Weights that differ only by rounding may come in another order; each index still points at its value.
@@ -223,7 +221,7 @@ def test_the_smallest_shapes_work(dtype, width, queries, keys):
     mask = CombinedMask(Sizes(1, 1, queries, keys), (lengths(torch.tensor([[keys]])),))
     call = Call(query, key, mask=mask, weights=WeightsWanted("top_k", k=1))
     tensors = {name: tensor.to(dtype) for name, tensor in make_tensors(spec).items()}
-    expected, _ = reference.multi_head_attention(spec, as_arrays(tensors), reference_inputs(call))
+    expected, _ = oracle.multi_head_attention(spec, as_arrays(tensors), oracle_inputs(call))
     assert_near(make_layer(spec, dtype).forward([call])[0].output, expected, TOLERANCE[dtype])
 
 
@@ -234,19 +232,19 @@ def test_a_mask_of_every_kind_fits_a_layer_with_appended_columns(dtype):
     wide = torch.promote_types(dtype, torch.float32)
     query, key, sizes = randn(2, 3, 12, dtype=wide), randn(2, 4, 12, seed=1, dtype=wide), Sizes(2, 3, 3, 4)
     blocked = np.zeros((1, 1, 1, 1), bool)
-    kinds: list[reference.Mask] = [
-        reference.Attend(blocked),
-        reference.Ignore(~blocked),
-        reference.Bias(np.full((2, 3, 3, 1), -np.inf, np.float32)),
-        reference.Bias(np.full((1, 1, 3, 4), 0.5, np.float32)),
-        reference.Lengths(np.array([0, 2])),
-        reference.Causal(-2),
-        reference.Window(0, 0, 0),
+    kinds: list[oracle.Mask] = [
+        oracle.Attend(blocked),
+        oracle.Ignore(~blocked),
+        oracle.Bias(np.full((2, 3, 3, 1), -np.inf, np.float32)),
+        oracle.Bias(np.full((1, 1, 3, 4), 0.5, np.float32)),
+        oracle.Lengths(np.array([0, 2])),
+        oracle.Causal(-2),
+        oracle.Window(0, 0, 0),
     ]
     tensors = {name: tensor.to(dtype) for name, tensor in make_tensors(spec).items()}
     for kind in kinds:
         call = Call(query, key, mask=engine_mask([kind], sizes), weights=WeightsWanted("heads", dtype=wide))
-        expected, weights = reference.multi_head_attention(spec, as_arrays(tensors), reference_inputs(call), [kind])
+        expected, weights = oracle.multi_head_attention(spec, as_arrays(tensors), oracle_inputs(call), [kind])
         answer = make_layer(spec, dtype).forward([call])[0]
         assert_near(answer.output, expected, TOLERANCE[dtype])
         assert_near(full_weights(answer), weights, TOLERANCE[dtype])

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from service.attention import masks
 from service.attention.call import Call, WeightsWanted
 from service.attention.masks import CombinedMask, Mask, Sizes, masked_rows
-from tests import reference
-from tests.engine_room import (
+from tests import oracle
+from tests.attention_fixtures import (
     DTYPES,
     Allocations,
     engine_mask,
@@ -36,8 +36,8 @@ def test_every_combination_of_masks_allows_what_the_reference_allows(data, sizes
     """Any masks of any kinds, any axis whole or 1, offsets far out of range."""
     drawn = data.draw(masks_for(sizes))
     combined = engine_mask(drawn, sizes)
-    expected = reference.may_attend(drawn, tuple(sizes))
-    bias = reference.added_bias(drawn, tuple(sizes))
+    expected = oracle.may_attend(drawn, tuple(sizes))
+    bias = oracle.added_bias(drawn, tuple(sizes))
     for b in range(sizes.sequences):
         for found in (
             ([combined.lowered(b, torch.float64), combined.of_sequence(b).lowered(0, torch.float64)])
@@ -64,7 +64,7 @@ def test_masked_rows_have_no_allowed_key_in_some_head(data, sizes, step_cells):
     if not drawn:
         assert steps == []
         return
-    alive = reference.may_attend(drawn, tuple(sizes)).max(-1)
+    alive = oracle.may_attend(drawn, tuple(sizes)).max(-1)
     assert torch.cat(steps).tolist() == (~alive.min(1)).flatten().tolist()
 
 

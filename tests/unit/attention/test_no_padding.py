@@ -9,7 +9,7 @@ from torch.nn import functional
 from service.attention import projection
 from service.attention.call import Call
 from service.attention.masks import CombinedMask, Sizes, causal
-from tests.engine_room import DTYPES, THREADS, make_layer, make_spec, randn, torch_threads
+from tests.attention_fixtures import DTYPES, THREADS, make_layer, make_spec, randn, torch_threads
 
 LENGTHS = (1, 500, 3, 64, 7, 7, 129)
 

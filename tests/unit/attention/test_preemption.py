@@ -20,7 +20,7 @@ from service.attention.kernels import MAX_WORK, Heads, attend, may_share
 from service.attention.masks import CombinedMask, Sizes, causal
 from service.attention.preemption import Dropped, Steps, preemption_point
 from service.attention.projection import PIECE_ROWS, Plain
-from tests.engine_room import (
+from tests.attention_fixtures import (
     CPU,
     DTYPES,
     OneLayer,

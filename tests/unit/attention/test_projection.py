@@ -21,7 +21,7 @@ from service.attention.projection import (
     side_by_side,
     split,
 )
-from tests.engine_room import (
+from tests.attention_fixtures import (
     DTYPES,
     every_thread_count,
     keeps_bits,

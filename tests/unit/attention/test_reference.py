@@ -1,4 +1,4 @@
-"""The service's reference and that of the tests, written independently, agree for every kind of layer and without one."""
+"""The service's reference and the oracle of the tests, written independently, agree on every kind of layer and without one."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.attention.reference import added_by, attend, scaled_dot_product
-from tests import reference
-from tests.engine_room import as_arrays, make_tensors
+from tests import oracle
+from tests.attention_fixtures import as_arrays, make_tensors
 from tests.strategies import seeds, specs
 
 
@@ -20,7 +20,7 @@ def test_two_references_give_the_same_output_and_weights(spec, queries, keys, se
     rng, tensors = np.random.default_rng(seed), as_arrays(make_tensors(spec, seed))
     query = rng.normal(size=(1, queries, spec.query_width))
     key, value = (rng.normal(size=(1, keys, width)) for width in (spec.key_width, spec.value_width))
-    expected, weights = reference.multi_head_attention(spec, tensors, (query, key, value))
+    expected, weights = oracle.multi_head_attention(spec, tensors, (query, key, value))
     found, found_weights = attend(spec, tensors, query[0], key[0], value[0])
     np.testing.assert_allclose(found, expected[0], rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(found_weights, weights[0], rtol=1e-12, atol=1e-14)
@@ -40,7 +40,7 @@ def test_two_references_of_attention_without_a_layer_agree(heads, queries, keys,
     bias = np.where(rng.random((2, 1, queries, keys)) < 0.4, -np.inf, rng.normal(size=(2, 1, queries, keys)))
     sinks = rng.normal(size=heads[0]) if has_sinks else None
     softcap = 1.5 if is_capped else None
-    expected = reference.scaled_dot_product(inputs, [reference.Bias(bias)], scale=0.7, softcap=softcap, sinks=sinks)
+    expected = oracle.scaled_dot_product(inputs, [oracle.Bias(bias)], scale=0.7, softcap=softcap, sinks=sinks)
     output, lse = scaled_dot_product(inputs, bias, scale=0.7, softcap=softcap, sinks=sinks)
     np.testing.assert_allclose(output, expected.output, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(lse, expected.lse, rtol=1e-12, atol=1e-12)
@@ -52,17 +52,17 @@ def test_two_references_lower_a_mask_alike(queries, keys, width, seed):
     rng, shape = np.random.default_rng(seed), (2, 3, queries, keys)
     lengths, flags, bias = rng.integers(0, keys + 1, 2), rng.random((2, keys)) < 0.5, rng.normal(size=shape[1:])
     offset = keys - queries
-    pairs: list[tuple[dict[str, Any], reference.Mask]] = [
-        ({"kind": "causal", "align": "top_left"}, reference.Causal(0)),
-        ({"kind": "causal", "align": "bottom_right"}, reference.Causal(offset)),
-        ({"kind": "window", "left": width, "right": 1, "align": "top_left"}, reference.Window(0, width, 1)),
-        ({"kind": "window", "left": 1, "right": width, "align": "bottom_right"}, reference.Window(offset, 1, width)),
-        ({"kind": "lengths", "values": lengths}, reference.Lengths(lengths)),
-        ({"kind": "attend", "axes": "bs", "values": flags}, reference.Attend(flags[:, None, None])),
-        ({"kind": "ignore", "axes": "bs", "values": flags}, reference.Ignore(flags[:, None, None])),
-        ({"kind": "bias", "axes": "hls", "values": bias}, reference.Bias(bias[None])),
+    pairs: list[tuple[dict[str, Any], oracle.Mask]] = [
+        ({"kind": "causal", "align": "top_left"}, oracle.Causal(0)),
+        ({"kind": "causal", "align": "bottom_right"}, oracle.Causal(offset)),
+        ({"kind": "window", "left": width, "right": 1, "align": "top_left"}, oracle.Window(0, width, 1)),
+        ({"kind": "window", "left": 1, "right": width, "align": "bottom_right"}, oracle.Window(offset, 1, width)),
+        ({"kind": "lengths", "values": lengths}, oracle.Lengths(lengths)),
+        ({"kind": "attend", "axes": "bs", "values": flags}, oracle.Attend(flags[:, None, None])),
+        ({"kind": "ignore", "axes": "bs", "values": flags}, oracle.Ignore(flags[:, None, None])),
+        ({"kind": "bias", "axes": "hls", "values": bias}, oracle.Bias(bias[None])),
     ]
     for mask, expected in pairs:
-        blocked = np.where(reference.may_attend([expected], shape), 0.0, -np.inf)
-        wanted = blocked + reference.added_bias([expected], shape)
+        blocked = np.where(oracle.may_attend([expected], shape), 0.0, -np.inf)
+        wanted = blocked + oracle.added_bias([expected], shape)
         np.testing.assert_array_equal(np.broadcast_to(added_by(mask, queries, keys), shape), wanted)

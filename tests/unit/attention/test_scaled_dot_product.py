@@ -1,4 +1,4 @@
-"""Attention without a layer: against the float64 reference, alone and in a batch, with and without extra results."""
+"""Attention without a layer: compared with the float64 oracle, alone and in a batch, with and without extra results."""
 
 from __future__ import annotations
 
@@ -14,8 +14,17 @@ from hypothesis import strategies as st
 from service.attention.call import Answer, AttentionCall, WeightsWanted
 from service.attention.masks import Allowed, CombinedMask, Sizes, causal
 from service.attention.scaled_dot_product import ScaledDotProduct
-from tests import reference
-from tests.engine_room import CPU, DTYPES, THREADS, Allocations, engine_mask, same_bits, same_weights, torch_threads
+from tests import oracle
+from tests.attention_fixtures import (
+    CPU,
+    DTYPES,
+    THREADS,
+    Allocations,
+    engine_mask,
+    same_bits,
+    same_weights,
+    torch_threads,
+)
 from tests.strategies import masks_for, seeds, weights_wanted
 
 ALL = WeightsWanted("heads", dtype=torch.float64)
@@ -27,14 +36,14 @@ row_counts = st.one_of(st.integers(1, 6), st.sampled_from([17, 64, 130]))
 @dataclasses.dataclass(frozen=True)
 class Drawn:
     call: AttentionCall
-    masks: tuple[reference.Mask, ...]
+    masks: tuple[oracle.Mask, ...]
 
-    def expected(self) -> reference.DotProduct:
+    def expected(self) -> oracle.DotProduct:
         call = self.call
         key, value = (_joined(past, new) for past, new in ((call.past_key, call.key), (call.past_value, call.value)))
         sinks = None if call.sinks is None else call.sinks.double().numpy()
         inputs = (call.query.double().numpy(), key, value)
-        return reference.scaled_dot_product(inputs, self.masks, scale=call.scale, softcap=call.softcap, sinks=sinks)
+        return oracle.scaled_dot_product(inputs, self.masks, scale=call.scale, softcap=call.softcap, sinks=sinks)
 
 
 def _joined(past: torch.Tensor | None, new: torch.Tensor) -> np.ndarray:

@@ -11,7 +11,7 @@ from service.attention.call import Answer, Call
 from service.attention.engine import EngineOptions
 from service.attention.layer import Layer
 from service.attention.self_check import SAME_LENGTHS, checks, sample_calls
-from tests.engine_room import (
+from tests.attention_fixtures import (
     CPU,
     DTYPES,
     OneLayer,

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 from service.attention.spec import MAX_HEADS, MAX_WIDTH, LayerSpec
 from service.errors import LayerError
-from tests.engine_room import make_spec
+from tests.attention_fixtures import make_spec
 from tests.strategies import specs
 
 SPEC = make_spec(24, 3)

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.attention import top_k
-from tests import reference
-from tests.engine_room import THREADS, randn, same_bits, torch_threads
+from tests import oracle
+from tests.attention_fixtures import THREADS, randn, same_bits, torch_threads
 from tests.strategies import seeds
 
 TINY = float(np.finfo(np.float32).smallest_subnormal)
@@ -43,7 +43,7 @@ def test_choosing_sorting_and_the_reference_agree(data, num_rows, keys, seed, gr
     """For every k, with MAX_CHOSEN_SHARE so low that every row is sorted and so high that none is."""
     rows = rows_of(num_rows, keys, seed, grid, torch.float64)
     k = data.draw(st.integers(1, keys - 1))
-    values, indices, rest = reference.top_k(rows.numpy(), k)
+    values, indices, rest = oracle.top_k(rows.numpy(), k)
     for share in (0.0, 1.0):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(top_k, "MAX_CHOSEN_SHARE", share)

@@ -1,4 +1,4 @@
-"""A waiting room with its doubles, for the tests beside this file: a gated engine, a clock turned by hand.
+"""Room: a batcher with a gated engine and a manual clock, for the tests beside this file.
 
 Invariant: leaving the room checks that nothing of any job stayed behind.
 """
@@ -105,7 +105,7 @@ class Room:
         cost: Cost | None = None,
         caller: str | None = None,
     ) -> asyncio.Task[Outcome[Any]]:
-        """A client in a task of its own; his request is submitted in the next turn."""
+        """Return the task of a client, which submits its request in the next loop tick."""
         deadline = self.clock.now() + timeout_s
         client = asyncio.create_task(self.batcher.submit(payload, lane, cost or cost_of(), deadline, caller))
         client.add_done_callback(lambda done: done.cancelled() or done.exception())  # a test need not look at each
@@ -146,7 +146,7 @@ def result_of(client: asyncio.Task[Outcome[Any]]) -> Any:
 
 
 async def ended(client: asyncio.Task[Outcome[Any]]) -> asyncio.Task[Outcome[Any]]:
-    """The client, who has heard by now."""
+    """Return the client after a few loop ticks, in which it must have got its answer or error."""
     await turns()
     assert client.done(), "still waiting"
     return client

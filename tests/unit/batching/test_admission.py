@@ -308,7 +308,7 @@ def test_the_early_check_raises_the_error_of_a_later_submit():
     run(main)
 
 
-# Callers that are told apart
+# Requests of several callers
 
 
 @pytest.mark.parametrize(("capacity", "num_admitted"), [(50, 40), (2, 1), (3, 2), (256, 204)])

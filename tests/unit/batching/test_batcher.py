@@ -298,7 +298,7 @@ def test_a_result_after_the_loop_was_closed_is_harmless(caplog):
 
 @pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
 def test_it_works_with_a_real_clock_and_a_real_thread(loop_factory):
-    """Everyone gets his own answer, and some of them in company."""
+    """Each client gets its own answer, and some share a batch."""
 
     class Thread:
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Congestion: a burst is none, a queue that stands is, and only dispatching tells which."""
+"""Congestion: a burst is none, a queue that stays long is, and only a dispatch can detect it."""
 
 from __future__ import annotations
 

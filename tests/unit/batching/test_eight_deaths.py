@@ -149,7 +149,7 @@ def test_death_6_a_disconnected_client_leaves_no_entry_in_any_table():
 
 
 def test_death_7_one_bad_job_does_not_fail_the_others_of_its_batch():
-    """mosec, LitServe: the whole batch gets one member's error. (What can be found beforehand is found at the desk.)"""
+    """mosec, LitServe: the whole batch gets one member's error. (Faults of one request are found before the queue.)"""
 
     async def main():
         async with Room() as room:

@@ -1,4 +1,4 @@
-"""Whatever the engine does, and whoever leaves, only the culprit and the one who left notice."""
+"""Whatever the engine does and whichever client leaves, no other request is affected."""
 
 from __future__ import annotations
 

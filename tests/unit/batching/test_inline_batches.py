@@ -1,4 +1,4 @@
-"""Brief batches, for which the loop may wait: which they are, what comes along, and what the loop gets done in between."""
+"""Inline batches: which batches the loop computes itself, which jobs join them, and what the loop does between them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_batch_is_inline_if_it_ends_in_time_at_the_speed_of_the_last_ones(flop
             room.send("y")
             await turns()
             assert room.engine.batches == [["known"], ["x", "y"]]
-            assert room.engine.briefs == [False, is_inline], "of the first one nothing is known"
+            assert room.engine.inline_flags == [False, is_inline], "of the first one nothing is known"
 
     run(main)
 
@@ -63,7 +63,7 @@ def test_a_batch_of_many_sequences_is_not_inline():
             room.send("x", cost=cost_of(sequences=MAX_SEQUENCES, flops=1))
             room.send("y", cost=cost_of(sequences=1, flops=1))
             await turns()
-            assert room.engine.briefs == [False, False]
+            assert room.engine.inline_flags == [False, False]
 
     run(main)
 
@@ -73,7 +73,7 @@ def test_the_speed_of_another_lane_does_not_count():
         async with Room(inline_s=2.0) as room:
             await learn(room)
             await room.send_running("x", lane="b")
-            assert room.engine.briefs == [False, False]
+            assert room.engine.inline_flags == [False, False]
 
     run(main)
 
@@ -87,7 +87,7 @@ def test_after_an_inline_batch_that_took_far_too_long_none_is_inline_for_a_while
             await ended(room.send("stall"))
             engine.seconds = 1.0
             await ended(room.send("next"))
-            assert engine.briefs == [False, True, False]
+            assert engine.inline_flags == [False, True, False]
 
     run(main)
 
@@ -106,7 +106,7 @@ def test_the_time_of_an_inline_pass_that_the_thread_repeats_counts():
             assert result_of(await ended(client)) == ("answer", "stumbles")
             engine.seconds = 1.0
             await ended(room.send("next"))
-            assert engine.briefs[-3:] == [True, True, False]
+            assert engine.inline_flags[-3:] == [True, True, False]
 
     run(main)
 
@@ -134,7 +134,7 @@ def test_after_a_failed_inline_batch_none_is_inline_for_a_while():
             room.engine.fail(ValueError("x"))
             await turns()
             await room.send_running("y")
-            assert room.engine.briefs == [False, True, False]
+            assert room.engine.inline_flags == [False, True, False]
 
     run(main)
 
@@ -144,7 +144,7 @@ def test_a_limit_of_zero_turns_inline_batches_off():
         async with Room() as room:
             await learn(room)
             await room.send_running("x")
-            assert room.engine.briefs == [False, False]
+            assert room.engine.inline_flags == [False, False]
 
     run(main)
 

@@ -1,4 +1,4 @@
-"""Which batches are brief: by the pace of their own lane, and not again soon where that was wrong."""
+"""Inline policy: batches are judged by the rates of their own lane, and run off the loop for a while after a misjudgement."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from service.batching.runner import FAR_TOO_LONG, MAX_LANES, MAX_SEQUENCES, Inli
 
 
 def taught(*seconds: float, lane: str = "a") -> InlinePolicy:
-    """Batches of 1,000 flops took so long; brief is what ends in 2 s."""
+    """A policy that has noted batches of 1,000 flops with these seconds; a batch that ends in 2 s runs inline."""
     inline_policy = InlinePolicy(2.0)
     for took in seconds:
         inline_policy.note(lane, 1000, took, waited_s=0.0)
@@ -18,7 +18,7 @@ def taught(*seconds: float, lane: str = "a") -> InlinePolicy:
 
 def test_a_lane_without_history_is_not_inline():
     assert not taught().is_inline("a", 0, 1)
-    assert not taught(1.0).is_inline("b", 1, 1), "another lane tells nothing of this one"
+    assert not taught(1.0).is_inline("b", 1, 1), "the rates of one lane say nothing of another"
 
 
 @pytest.mark.parametrize(("flops", "is_inline"), [(2000, True), (2001, False)])

@@ -1,4 +1,4 @@
-"""A job is settled exactly once, stamps its own times, and takes no offence at a caller who left."""
+"""A job is settled exactly once, stamps its own times, and a result for a caller that left is no error."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def test_a_result_for_a_cancelled_job_is_dropped_without_an_error():
         job.promise.cancel()
         assert job.is_settled
         assert job.settle("y") is False
-        assert job.settled_at is None, "nobody got it, so it was not settled by this"
-        assert job.fail(asyncio.CancelledError()) is True, "withdrawing it is what ends it"
+        assert job.settled_at is None, "the caller had left, so the result did not settle it"
+        assert job.fail(asyncio.CancelledError()) is True, "its withdrawal ends it"
         assert job.fail(asyncio.CancelledError()) is False
         assert job.settled_at is not None
 

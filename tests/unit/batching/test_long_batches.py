@@ -241,7 +241,7 @@ def test_a_later_step_that_runs_out_of_memory_fails_its_job():
 
 
 def test_a_request_that_may_run_between_two_steps_is_not_refused_for_the_length_of_the_long_one():
-    """The long one takes five seconds more; who may run between waits for a step at most."""
+    """The long one takes five seconds more; a request that may run between waits for at most one step."""
 
     async def main():
         async with Room(step_s=0.025) as room:

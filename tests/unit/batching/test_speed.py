@@ -1,4 +1,4 @@
-"""Retry-After follows the work that waits; a forecast claims no more than what was measured; one stall turns nobody away."""
+"""Retry-After follows the work that waits; a forecast claims no more than what was measured; one stall refuses no request."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Any order of submit, cancel, complete, preempt, fail, lack memory, stick, die, tick and drain keeps the laws of the batcher.
+"""Any order of submit, cancel, complete, preempt, fail, lack memory, stick, die, tick and drain keeps the invariants.
 
-Hypothesis writes the stories and shrinks the ones that break a law. After each rule the loop turns until nothing more
-happens, and the laws are looked at.
+Hypothesis draws sequences of rules and shrinks those that break an invariant. After each rule the loop runs until nothing more
+happens, and the invariants are checked.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from tests.doubles import turns
 from tests.unit.batching.room import Room, cost_of, error_of, stage_of
 
 CAPACITY, MAX_BYTES, MAX_REQUESTS, MAX_COMPUTE_S = 6, 100, 3, 1e6
-TOLD = (asyncio.CancelledError, CostLimit, DeadlineExceeded, Draining, EngineDown, EngineFailed)
+FAILED = (asyncio.CancelledError, CostLimit, DeadlineExceeded, Draining, EngineDown, EngineFailed)
 REFUSED = (QueueFull, Draining, EngineDown, DeadlineExceeded)
 
 
 class CountedJob(Job[Any, Any]):
-    """A job that counts its endings and tells where it was admitted."""
+    """A job that counts its endings and adds itself to `admitted`."""
 
     admitted: list[CountedJob]
 
@@ -77,7 +77,7 @@ class WaitingRoom(RuleBasedStateMachine):
         self.do(self.batcher.start)
 
     def do(self, action: Callable[[], object]) -> None:
-        """One event of the story, and what follows from it."""
+        """Do one action, and all that follows from it."""
 
         async def event() -> None:
             action()
@@ -98,7 +98,7 @@ class WaitingRoom(RuleBasedStateMachine):
     def waiting_clients(self) -> list[asyncio.Task[Any]]:
         return [client for client in self.clients if not client.done()]
 
-    # The story
+    # The rules
 
     @rule(
         lane=st.sampled_from("abc"),
@@ -194,22 +194,22 @@ class WaitingRoom(RuleBasedStateMachine):
 
         self.do(start)
 
-    # The laws
+    # The invariants
 
     @invariant()
-    def every_admitted_job_is_settled_exactly_once_and_its_client_told(self) -> None:
+    def every_admitted_job_is_settled_exactly_once_and_its_client_has_the_result(self) -> None:
         assert all(job.num_endings == job.is_settled for job in self.admitted)
-        told = {job.payload for job in self.admitted if job.is_settled}
+        settled = {job.payload for job in self.admitted if job.is_settled}
         admitted = {job.payload for job in self.admitted}
         for payload, client in enumerate(self.clients):
             if payload not in admitted:
                 assert isinstance(error_of(client), REFUSED)
             else:
-                assert client.done() == (payload in told)
+                assert client.done() == (payload in settled)
             if client.done() and error_of(client) is None:
-                assert client.result().result == ("answer", payload), "not somebody else's"
-            elif payload in told:
-                assert isinstance(error_of(client), TOLD)
+                assert client.result().result == ("answer", payload), "the answer to its own payload"
+            elif payload in settled:
+                assert isinstance(error_of(client), FAILED)
 
     @invariant()
     def queued_and_running_and_settled_are_all_that_was_admitted(self) -> None:

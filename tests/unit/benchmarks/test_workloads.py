@@ -101,7 +101,7 @@ def test_bytes_for_triton_begin_with_their_length():
     assert np.array_equal(wire.read(answer, {"inference-header-content-length": "2"}), X.ravel())
 
 
-def test_the_echo_is_asked_for_as_many_bytes_as_the_numbers_take():
+def test_a_request_to_the_echo_has_as_many_bytes_as_the_numbers_take():
     wires = echo_wires("bench")
     sizes = {form: int(wire.write(X)[0][SIZE_HEADER]) for form, wire in wires.items()}
     assert sizes == {"binary": X.nbytes, "weights": X.nbytes + 4 * HEADS * 3 * 3, "lists": 12 * X.size}

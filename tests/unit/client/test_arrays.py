@@ -84,10 +84,10 @@ def test_small_integers_are_widened_where_integers_are_allowed(dtype):
     "array", [np.zeros(2, complex), np.array(["a"]), np.array([None]), torch.zeros(2, dtype=torch.complex64)]
 )
 def test_a_dtype_that_the_contract_lacks_is_refused(array):
-    with pytest.raises(BadDtype) as told:
+    with pytest.raises(BadDtype) as raised:
         raw(array, "/query", VALUES)
-    assert told.value.param == "/query"
-    assert getattr(array.dtype, "name", "complex64") in str(told.value)
+    assert raised.value.param == "/query"
+    assert getattr(array.dtype, "name", "complex64") in str(raised.value)
 
 
 @pytest.mark.parametrize(

@@ -167,9 +167,9 @@ def test_top_k_has_its_three_parts(face):
 )
 def test_an_impossible_request_is_refused_before_it_is_sent(face, arguments, options, kind):
     service = Answering()
-    with pytest.raises(kind) as told:
+    with pytest.raises(kind) as raised:
         face(service).attend("small", *arguments, **options)
-    assert told.value.status is None
+    assert raised.value.status is None
     assert not service.seen
 
 
@@ -183,9 +183,9 @@ def test_an_illegal_layer_name_reaches_no_other_route(face, name):
 
 
 def test_the_services_error_is_raised_as_its_own_class(face):
-    told = problem_of(422, "bad_shape", "key has 3 features", param="/key")
+    problem = problem_of(422, "bad_shape", "key has 3 features", param="/key")
     with pytest.raises(errors.BadShape, match="key has 3 features") as error:
-        face(Answering(told)).attend("small", X)
+        face(Answering(problem)).attend("small", X)
     assert (error.value.status, error.value.param, error.value.request_id) == (422, "/key", "theirs")
 
 
@@ -214,12 +214,12 @@ BAD = {
 @pytest.mark.parametrize("answer", BAD.values(), ids=BAD)
 def test_a_malformed_answer_is_one_typed_error(face, answer):
     service = Answering(answer)
-    with pytest.raises(BadAnswer) as told:
+    with pytest.raises(BadAnswer) as raised:
         face(service).attend("small", X, weights="heads")
-    assert told.value.status == answer.status_code
-    assert told.value.request_id
-    assert told.value.__cause__ is None
-    assert len(service.seen) == 1, "a bad answer is not asked for again"
+    assert raised.value.status == answer.status_code
+    assert raised.value.request_id
+    assert raised.value.__cause__ is None
+    assert len(service.seen) == 1, "a request with a bad answer is not sent again"
 
 
 @pytest.mark.parametrize("cut", [0, 4, 8, 9, 60, -1])
@@ -358,9 +358,9 @@ def test_a_failed_item_raises_in_its_turn(face):
     answers = face(Answering()).attend_many("small", iter(items), window=4)
     assert next(answers).output.shape == (3, 2)
     assert next(answers).output.shape == (3, 2)
-    with pytest.raises(errors.BadDtype) as told:
+    with pytest.raises(errors.BadDtype) as raised:
         next(answers)
-    assert told.value.__notes__ == ["item 2 of attend_many"]
+    assert raised.value.__notes__ == ["item 2 of attend_many"]
     assert list(answers) == []
 
 

@@ -49,7 +49,7 @@ def asked(
 
 @pytest.fixture
 def no_waits():
-    """Use stamina's testing mode: all attempts that a call asks for, without waits."""
+    """Use stamina's testing mode: all attempts of a call, without waits."""
     with stamina.set_testing(True, attempts=99, cap=True):
         yield
 
@@ -97,10 +97,10 @@ def test_a_permanent_failure_is_not_retried(status):
 @pytest.mark.usefixtures("no_waits")
 def test_a_persistent_failure_is_raised_after_the_last_attempt():
     service = Answering(*[httpx2.ConnectError("refused")] * 9)
-    with pytest.raises(ConnectionFailed, match="no answer from http://service:8000: ConnectError") as told:
+    with pytest.raises(ConnectionFailed, match="no answer from http://service:8000: ConnectError") as raised:
         asked(service)
     assert len(service.seen) == 4
-    assert told.value.request_id == service.seen[0].headers["x-request-id"]
+    assert raised.value.request_id == service.seen[0].headers["x-request-id"]
     with pytest.raises(ConnectionFailed):
         asked(service, attempts=1)
     assert len(service.seen) == 5
@@ -117,9 +117,9 @@ def test_a_service_of_another_major_version_is_warned_of_once(version):
             await transport.ask(call())
         await transport.close()
 
-    with pytest.warns(UserWarning, match=f"of major version {version.partition('.')[0]}, this client of 0") as told:
+    with pytest.warns(UserWarning, match=f"of major version {version.partition('.')[0]}, this client of 0") as warned:
         run(story)
-    assert len(told) == 1
+    assert len(warned) == 1
 
 
 @pytest.mark.parametrize(
@@ -145,10 +145,10 @@ def test_waits_grow_and_are_never_shorter_than_retry_after(waits):
 def test_the_deadline_covers_all_attempts_and_no_wait_outlasts_it(waits):
     clock, slept = waits
     service = Answering(*[problem_of(429, "queue_full", retry_after="4")] * 9)
-    with pytest.raises(errors.QueueFull) as told:
+    with pytest.raises(errors.QueueFull) as raised:
         asked(service, clock=clock, timeout_s=10.0)
     assert slept == [4, 4], "a third wait would end after the deadline"
-    assert told.value.retry_after_s == 4
+    assert raised.value.retry_after_s == 4
     assert [request.headers["x-request-timeout-ms"] for request in service.seen] == ["10000", "6000", "2000"]
 
 
@@ -158,10 +158,10 @@ async def for_ever(request):
 
 
 def test_a_silent_service_raises_deadline_exceeded():
-    with pytest.raises(errors.DeadlineExceeded, match=r"no answer from http://service:8000 within 0.001 s") as told:
+    with pytest.raises(errors.DeadlineExceeded, match=r"no answer from http://service:8000 within 0.001 s") as raised:
         asked(Answering(for_ever), timeout_s=0.001)
-    assert told.value.status is None
-    assert told.value.request_id
+    assert raised.value.status is None
+    assert raised.value.request_id
 
 
 @pytest.mark.parametrize("for_ever", [None, math.inf, 1e300])
@@ -190,19 +190,19 @@ def test_all_attempts_share_one_request_id_and_the_answer_has_that_of_the_servic
     ids=repr,
 )  # fmt: skip
 def test_no_error_of_the_http_library_or_below_escapes(failure):
-    with pytest.raises(ConnectionFailed, match=type(failure).__name__) as told:
+    with pytest.raises(ConnectionFailed, match=type(failure).__name__) as raised:
         asked(Answering(failure), options={"attempts": 1})
-    assert told.value.request_id
+    assert raised.value.request_id
 
 
 @pytest.mark.usefixtures("no_waits")
 @pytest.mark.parametrize("trouble", [problem_of(422, "bad_shape"), problem_of(503, "draining")], ids=repr)
 def test_an_error_has_no_frames_and_no_cause_of_the_retry_library(trouble):
-    with pytest.raises(errors.ServiceError) as told:
+    with pytest.raises(errors.ServiceError) as raised:
         asked(Answering(*[trouble] * 9))
-    assert told.value.__cause__ is None
-    assert told.value.__suppress_context__
-    assert not {"stamina", "tenacity"} & {Path(f.filename).parent.name for f in traceback.extract_tb(told.tb)}
+    assert raised.value.__cause__ is None
+    assert raised.value.__suppress_context__
+    assert not {"stamina", "tenacity"} & {Path(f.filename).parent.name for f in traceback.extract_tb(raised.tb)}
 
 
 class Pieces(httpx2.AsyncByteStream):
@@ -232,11 +232,11 @@ def test_a_truncated_answer_is_a_broken_connection():
 
 def test_an_endless_answer_is_read_up_to_the_limit():
     body = Pieces(*[b"x" * 10] * 1000)
-    with pytest.raises(BadAnswer, match="larger than 95 bytes") as told:
+    with pytest.raises(BadAnswer, match="larger than 95 bytes") as raised:
         asked(Answering(httpx2.Response(200, stream=body)), options={"max_answer_bytes": 95})
     assert (body.num_taken, body.is_closed) == (10, True)
-    assert told.value.status == 200
-    assert told.value.request_id
+    assert raised.value.status == 200
+    assert raised.value.request_id
 
 
 def test_an_answer_as_large_as_the_limit_is_accepted():
@@ -247,7 +247,7 @@ def test_an_answer_as_large_as_the_limit_is_accepted():
 @pytest.mark.usefixtures("no_waits")
 def test_an_endless_refusal_is_judged_by_its_status():
     body = Pieces(*[b"x" * 2**14] * 1000)
-    assert asked(Answering(httpx2.Response(503, stream=body))).status == 200, "503 is asked again"
+    assert asked(Answering(httpx2.Response(503, stream=body))).status == 200, "a request is sent again after 503"
     assert (body.num_taken, body.is_closed) == (5, True)
 
 
@@ -292,10 +292,10 @@ def test_the_key_is_sent_and_never_shown():
 def test_a_password_in_the_address_is_used_and_never_shown():
     address = "http://me:s3cret@service:8000"
     service = Answering(httpx2.ConnectError("x"))
-    with pytest.raises(ConnectionFailed, match=r"no answer from http://service:8000: ConnectError") as told:
+    with pytest.raises(ConnectionFailed, match=r"no answer from http://service:8000: ConnectError") as raised:
         asked(service, options={"url": address, "attempts": 1})
     assert service.seen[0].headers["authorization"].startswith("Basic ")
-    assert "s3cret" not in str(told.value)
+    assert "s3cret" not in str(raised.value)
     assert "s3cret" not in repr(ClientOptions(**{**QUICK, "url": address}))
 
 

@@ -20,10 +20,10 @@ KINDS = [kind for kind in tree(ServiceError)[1:] if kind.__module__ == errors.__
 def raised(status: int, body: object, **headers: str) -> ServiceError:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    with pytest.raises(ServiceError) as told:
+    with pytest.raises(ServiceError) as raised:
         check(Reply(status, named, content, "id-1"))
-    assert (told.value.status, told.value.request_id) == (status, "id-1")
-    return told.value
+    assert (raised.value.status, raised.value.request_id) == (status, "id-1")
+    return raised.value
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.code)

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from service.cli import app
 from service.errors import ServiceError
-from tests import reference
+from tests import oracle
 
 
 def run(*arguments: object) -> str:
@@ -38,7 +38,7 @@ def options(directory) -> list[object]:
     return [part for name in ("query", "key", "value") for part in (f"--{name}", directory / f"{name}.npy")]
 
 
-def test_attention_writes_the_output_and_everything_that_was_asked_for(files):
+def test_attention_writes_the_output_and_every_requested_tensor(files):
     out = files / "out.npz"
     asked = (
         "--scale",
@@ -55,7 +55,7 @@ def test_attention_writes_the_output_and_everything_that_was_asked_for(files):
     )
     text = run("attention", *options(files), *asked, "--local", "--out", out)
     query, key, value = (np.load(files / f"{name}.npy") for name in ("query", "key", "value"))
-    expected = reference.scaled_dot_product((query, key, value), [reference.Causal(0)], scale=0.5, softcap=2.0)
+    expected = oracle.scaled_dot_product((query, key, value), [oracle.Causal(0)], scale=0.5, softcap=2.0)
     with np.load(out) as arrays:
         found = dict(arrays)
     assert np.allclose(found["output"], expected.output, atol=1e-5)
@@ -167,9 +167,9 @@ def test_an_npy_file_holds_the_output_alone_and_json_has_minus_infinity_as_a_str
 @pytest.mark.usefixtures("sized")
 @pytest.mark.parametrize("sized", SIZES, indirect=True)
 def test_a_mistake_in_an_option_is_one_sentence(arguments, words):
-    with pytest.raises(ServiceError, match=words) as told:
+    with pytest.raises(ServiceError, match=words) as raised:
         answer(*arguments)
-    assert "\n" not in told.value.message
+    assert "\n" not in raised.value.message
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from attention_client.safetensors_body import write
 from service.cli import app
 from service.commands.case_file import errors, rounded, widened
 from service.errors import ServiceError
-from tests import reference
+from tests import oracle
 
 RNG = np.random.default_rng(7)
 QUERY, KEY, VALUE = (RNG.standard_normal(shape) for shape in ((2, 4, 3, 8), (2, 2, 5, 8), (2, 2, 5, 6)))
@@ -23,7 +23,7 @@ MASK[:, :, 0] = True
 
 
 def kernel(masks=(), *, key=KEY, value=VALUE, **options):
-    return reference.scaled_dot_product((QUERY, key, value), list(masks), **options).output
+    return oracle.scaled_dot_product((QUERY, key, value), list(masks), **options).output
 
 
 def compared(path, output, *, mask=None, request=None, dtype="float32", exit_code=0) -> str:
@@ -55,8 +55,8 @@ TILED = {"key": KEY[:, [0, 1, 0, 1]], "value": VALUE[:, [0, 1, 0, 1]]}
 @pytest.mark.parametrize(
     ("output", "words"),
     [
-        (kernel([reference.Causal(0)]), "repeat, causal top_left, scale 0.353553"),
-        (kernel([reference.Causal(2)]), "repeat, causal bottom_right, scale 0.353553"),
+        (kernel([oracle.Causal(0)]), "repeat, causal top_left, scale 0.353553"),
+        (kernel([oracle.Causal(2)]), "repeat, causal bottom_right, scale 0.353553"),
         (kernel(scale=1.0), "repeat, scale 1"),
         (kernel(**TILED), "tile, scale 0.353553"),
     ],
@@ -70,20 +70,20 @@ def test_one_reading_reproduces_the_output_and_stands_first(path, output, words,
 
 @pytest.mark.parametrize(("kind", "mask"), [("attend", MASK), ("ignore", ~MASK)])
 def test_the_polarity_of_a_mask_is_found(path, kind, mask):
-    text = compared(path, kernel([reference.Attend(MASK[:, None])]), mask=mask)
+    text = compared(path, kernel([oracle.Attend(MASK[:, None])]), mask=mask)
     assert first(text).startswith(f"bhld, repeat, {kind} bls")
 
 
 def test_a_mask_of_floats_is_also_read_as_a_bias(path):
     added = RNG.standard_normal((3, 5))
-    text = compared(path, kernel([reference.Bias(added[None, None])]), mask=added)
+    text = compared(path, kernel([oracle.Bias(added[None, None])]), mask=added)
     assert "1 of 12 readings" in text
     assert first(text).startswith("bhld, repeat, bias ls")
 
 
 @pytest.mark.parametrize("width", [1, 2, 3])
 def test_a_window_is_found_exact_and_off_by_one(path, width):
-    output = kernel([reference.Causal(2), reference.Window(2, width, 0)])
+    output = kernel([oracle.Causal(2), oracle.Window(2, width, 0)])
     text = compared(path, output, request={"window": 2, "scale": 8**-0.5})
     assert first(text).startswith(f"bhld, repeat, causal window {width} bottom_right")
 
@@ -92,7 +92,7 @@ def test_a_window_is_found_exact_and_off_by_one(path, width):
 def test_the_convention_for_masked_rows_is_found(path, fill, words):
     mask = MASK.copy()
     mask[:, 1] = False
-    output = kernel([reference.Attend(mask[:, None])])
+    output = kernel([oracle.Attend(mask[:, None])])
     output[:, :, 1] = VALUE.mean(2).repeat(2, axis=1) if fill is None else fill
     text = compared(path, output, mask=mask)
     assert f"masked rows {words}" in first(text)

@@ -17,15 +17,15 @@ from service.cli import app
 from service.commands import asking
 from service.commands.golden_vectors import VECTORS
 from service.errors import ServiceError
-from tests import reference
+from tests import oracle
 
 NAMES = [vector.name for vector in VECTORS]
 # Where every key is seen by some row.
 UNPOISONED = {"no_mask", "causal_bottom_right"}
-TABLES: dict[str, Callable[[np.ndarray], reference.Mask]] = {
-    "attend": reference.Attend,
-    "ignore": reference.Ignore,
-    "bias": reference.Bias,
+TABLES: dict[str, Callable[[np.ndarray], oracle.Mask]] = {
+    "attend": oracle.Attend,
+    "ignore": oracle.Ignore,
+    "bias": oracle.Bias,
 }
 
 
@@ -59,25 +59,25 @@ def in_heads(tensor: torch.Tensor, request: dict, name: str) -> np.ndarray:
     return np.expand_dims(array, [place for place, axis in enumerate("bhld") if axis not in layout])
 
 
-def masks_of(tensors: dict[str, torch.Tensor], request: dict, offset: int) -> list[reference.Mask]:
-    """The request's masks in the words of the tests' own reference; `offset` is S - L."""
-    found: list[reference.Mask] = []
+def masks_of(tensors: dict[str, torch.Tensor], request: dict, offset: int) -> list[oracle.Mask]:
+    """The request's masks as the oracle's masks; `offset` is S - L."""
+    found: list[oracle.Mask] = []
     for place, mask in enumerate(request["masks"]):
         values = tensors[f"masks.{place}.values"].numpy() if f"masks.{place}.values" in tensors else np.empty(0)
         match mask["kind"]:
             case "causal":
-                found.append(reference.Causal(offset if mask["align"] == "bottom_right" else 0))
+                found.append(oracle.Causal(offset if mask["align"] == "bottom_right" else 0))
             case "window":
-                found.append(reference.Window(offset, mask["left"], mask["right"]))
+                found.append(oracle.Window(offset, mask["left"], mask["right"]))
             case "lengths":
-                found.append(reference.Lengths(values))
+                found.append(oracle.Lengths(values))
             case kind:
                 found.append(TABLES[kind](values))
     return found
 
 
-def computed(path, *, blocks: bool = True) -> tuple[reference.DotProduct, np.ndarray, np.ndarray, dict]:
-    """The answer of the tests' own reference, the file's output and lse, and its metadata; without `blocks` no mask counts."""
+def computed(path, *, blocks: bool = True) -> tuple[oracle.DotProduct, np.ndarray, np.ndarray, dict]:
+    """The oracle's answer, the file's output and lse, and its metadata; without `blocks` no mask counts."""
     tensors, about = read(path)
     request = about["request"]
     query, key, value = (in_heads(tensors[name], request, name) for name in ("query", "key", "value"))
@@ -87,7 +87,7 @@ def computed(path, *, blocks: bool = True) -> tuple[reference.DotProduct, np.nda
     masks = masks_of(tensors, request, key.shape[2] - query.shape[2]) if blocks else []
     sinks = tensors["sinks"].double().numpy() if "sinks" in tensors else None
     options = {"scale": request.get("scale"), "softcap": request.get("softcap"), "sinks": sinks}
-    answer = reference.scaled_dot_product((query, key, value), masks, **options)
+    answer = oracle.scaled_dot_product((query, key, value), masks, **options)
     return answer, in_heads(tensors["output"], request, "output"), tensors["lse"].numpy(), about
 
 

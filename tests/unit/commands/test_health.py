@@ -1,4 +1,4 @@
-"""`attention-service health`: where it asks, and what it makes of every answer."""
+"""`attention-service health`: the address that it asks, and its exit code and output for each answer."""
 
 import socket
 import sys
@@ -15,8 +15,8 @@ READY = b'{"status":"ready"}'
 LOADING = b'{"code":"not_ready","detail":"the layers are being loaded","status":503}'
 
 
-def told(arguments, monkeypatch, capfd) -> tuple[int, str, str]:
-    """Exit code and output of the command line."""
+def run_command(arguments, monkeypatch, capfd) -> tuple[int, str, str]:
+    """Run `attention-service health`; return its exit code and output."""
     monkeypatch.setattr(sys, "argv", ["attention-service", "health", *arguments])
     with pytest.raises(SystemExit) as ended:
         cli.main()
@@ -26,14 +26,14 @@ def told(arguments, monkeypatch, capfd) -> tuple[int, str, str]:
 
 def test_a_service_that_is_ready_is_exit_code_0(monkeypatch, capfd):
     with answering(200, READY) as (url, asked):
-        assert told(["--url", url], monkeypatch, capfd) == (0, "ready\n", "")
+        assert run_command(["--url", url], monkeypatch, capfd) == (0, "ready\n", "")
     assert asked == ["/readyz"]
 
 
 def test_an_unready_service_is_exit_code_1_with_its_reason(monkeypatch, capfd):
     with answering(503, LOADING) as (url, _):
         expected = (1, "", "not ready: 503 the layers are being loaded\n")
-        assert told(["--url", url], monkeypatch, capfd) == expected
+        assert run_command(["--url", url], monkeypatch, capfd) == expected
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b"\xff", b'{"detail": 5}', b'{"detail": "two\\nlines"}'])
@@ -104,6 +104,6 @@ HOSTS = [
     ["127.0.0.1:8000", "ftp://127.0.0.1", *(f"{scheme}://{host}" for host in HOSTS for scheme in ("http", "https"))],
 )
 def test_an_invalid_url_is_refused_and_named(url):
-    with pytest.raises(InvalidInput) as told:
+    with pytest.raises(InvalidInput) as run_command:
         ask(url, 1)
-    assert told.value.message == f"--url must be like http://127.0.0.1:8000, not {url}"
+    assert run_command.value.message == f"--url must be like http://127.0.0.1:8000, not {url}"

@@ -1,4 +1,4 @@
-"""`attention-service layers`: what an import says and keeps, and what each mistake is told."""
+"""`attention-service layers`: the output and the file of an import, and the message for each mistake."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ SIZES = [(12, 3), (64, 4)]
 
 
 @pytest.fixture
-def told(tmp_path, monkeypatch, capfd):
-    """Exit code and output of a `layers` command, in the directory of the test."""
+def run_command(tmp_path, monkeypatch, capfd):
+    """Return a function that runs a `layers` command in the directory of the test and returns its exit code and output."""
     monkeypatch.setenv("ATTENTION_LAYERS_DIR", str(tmp_path / "layers"))
 
     def run(*arguments: object) -> tuple[int, str, str]:
@@ -47,10 +47,10 @@ def file(tmp_path: Path, tensors: dict[str, torch.Tensor], name: str = "x.safete
 
 @pytest.mark.parametrize(("width", "heads"), SIZES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_an_import_prints_family_heads_dtype_and_parity(told, tmp_path, width, heads, dtype):
+def test_an_import_prints_family_heads_dtype_and_parity(run_command, tmp_path, width, heads, dtype):
     """A model that masks the future says which mask to send; another does not."""
     path = file(tmp_path, {key: value.to(dtype) for key, value in gpt2(width).items()})
-    code, out, err = told("import", path, "--name", "mine", "--heads", heads)
+    code, out, err = run_command("import", path, "--name", "mine", "--heads", heads)
     assert (code, err) == (0, "")
     first, second, third = out.splitlines()
     kind = str(dtype).removeprefix("torch.")
@@ -60,46 +60,46 @@ def test_an_import_prints_family_heads_dtype_and_parity(told, tmp_path, width, h
     assert float(second.split("output ")[1].split(" ")[0]) < 1e-5
     assert third == 'mine: its model masks the future; send "masks": [{"kind": "causal"}] with each request'
     plain = file(tmp_path, linears("", *(f"linears.{i}" for i in range(4)), width=width), "annotated.safetensors")
-    assert len(told("import", plain, "--name", "plain", "--heads", heads)[1].splitlines()) == 2
-    assert told("check", "mine", path, "--heads", heads)[1].endswith("; the same digest: parity\n")
+    assert len(run_command("import", plain, "--name", "plain", "--heads", heads)[1].splitlines()) == 2
+    assert run_command("check", "mine", path, "--heads", heads)[1].endswith("; the same digest: parity\n")
 
 
 @pytest.mark.parametrize(("width", "heads"), SIZES)
-def test_another_layer_is_overwritten_only_with_replace(told, tmp_path, width, heads):
+def test_another_layer_is_overwritten_only_with_replace(run_command, tmp_path, width, heads):
     """The same layer again is fine, also from a file of another name."""
     first, second = file(tmp_path, gpt2(width)), file(tmp_path, gpt2(width, seed=5), "y.safetensors")
     ask = ("--name", "mine", "--heads", heads)
-    assert told("import", first, *ask)[0] == 0
-    assert told("import", first.rename(tmp_path / "z.safetensors"), *ask)[0] == 0
+    assert run_command("import", first, *ask)[0] == 0
+    assert run_command("import", first.rename(tmp_path / "z.safetensors"), *ask)[0] == 0
     store = Store(tmp_path / "layers")
     digest = store.load("mine").digest
-    code, out, err = told("import", second, *ask)
+    code, out, err = run_command("import", second, *ask)
     assert (code, out) == (1, "")
     assert err == (
         'attention-service: layer "mine" exists with other tensors or options, from z.safetensors h.0.attn (gpt2); '
         "choose another --name, or overwrite it with --replace\n"
     )
-    assert told("import", tmp_path / "z.safetensors", *ask, "--scale", 0.125)[0] == 1
+    assert run_command("import", tmp_path / "z.safetensors", *ask, "--scale", 0.125)[0] == 1
     assert store.load("mine").digest == digest
-    assert told("import", second, *ask, "--replace")[0] == 0
+    assert run_command("import", second, *ask, "--replace")[0] == 0
     assert store.load("mine").digest != digest
 
 
-def test_a_file_that_cannot_be_read_is_overwritten_only_with_replace(told, tmp_path):
+def test_a_file_that_cannot_be_read_is_overwritten_only_with_replace(run_command, tmp_path):
     path = file(tmp_path, gpt2(12))
     (tmp_path / "layers").mkdir()
     (tmp_path / "layers" / "mine.safetensors").write_bytes(b"notes")
-    code, out, err = told("import", path, "--name", "mine", "--heads", 3)
+    code, out, err = run_command("import", path, "--name", "mine", "--heads", 3)
     assert (code, out) == (1, "")
     assert err.startswith('attention-service: layer "mine": ')
     assert err.endswith("; --replace overwrites the file\n")
     assert (tmp_path / "layers" / "mine.safetensors").read_bytes() == b"notes"
-    assert told("import", path, "--name", "mine", "--heads", 3, "--replace")[0] == 0
+    assert run_command("import", path, "--name", "mine", "--heads", 3, "--replace")[0] == 0
 
 
-def test_a_layer_that_float32_cannot_compute_is_not_stored(told, tmp_path):
+def test_a_layer_that_float32_cannot_compute_is_not_stored(run_command, tmp_path):
     tensors = {key: value.double() * 1e30 for key, value in gpt2(12).items()}
-    code, out, err = told("import", file(tmp_path, tensors), "--name", "huge", "--heads", 3)
+    code, out, err = run_command("import", file(tmp_path, tensors), "--name", "huge", "--heads", 3)
     assert (code, out) == (1, "")
     assert err.startswith(
         'attention-service: layer "huge" is not stored: float32 is too far from its float64 reference, max abs error'
@@ -111,26 +111,26 @@ MAP = ("query=m.a.weight", "key=m.b.weight", "value=m.c.weight", "output=m.d.wei
 
 
 @pytest.mark.parametrize(("width", "heads"), SIZES)
-def test_the_pairs_of_a_map_may_be_written_in_every_usual_way(told, tmp_path, width, heads):
+def test_the_pairs_of_a_map_may_be_written_in_every_usual_way(run_command, tmp_path, width, heads):
     """After one --map, quoted as one word, or with an option each; before or behind the source."""
     path, ask = file(tmp_path, linears("m.", *"abcd", width=width)), ("--name", "mine", "--heads", heads)
     each = [word for pair in MAP for word in ("--map", pair)]
     for words in (
         (path, *ask, "--map", *MAP), (*ask, "--map", *MAP, path), (path, *ask, "--map", " ".join(MAP)), (*each, path, *ask)
     ):  # fmt: skip
-        code, out, err = told("import", *words)
+        code, out, err = run_command("import", *words)
         assert (code, err) == (0, "")
         assert out.startswith(f"mine: family mapped, {width} wide, {heads} heads of {width // heads}, float32, sha256:")
-    assert told("check", "mine", path, "--heads", heads, "--map", *MAP)[1].endswith("the same digest: parity\n")
-    assert told("check", "--map", *MAP, "mine", path, "--heads", heads)[1].endswith("the same digest: parity\n")
+    assert run_command("check", "mine", path, "--heads", heads, "--map", *MAP)[1].endswith("the same digest: parity\n")
+    assert run_command("check", "--map", *MAP, "mine", path, "--heads", heads)[1].endswith("the same digest: parity\n")
 
 
 @pytest.mark.parametrize(("width", "heads"), SIZES)
-def test_a_fused_key_is_named_once(told, tmp_path, width, heads):
+def test_a_fused_key_is_named_once(run_command, tmp_path, width, heads):
     path = file(tmp_path, {"m.in.weight": random(3 * width, width), "m.out.weight": random(width, width)})
     ask = ("--name", "mine", "--heads", heads, "--fused", "qkv")
-    assert told("import", path, *ask, "--map", "qkv=m.in.weight", "output=m.out.weight")[0] == 0
-    code, _, err = told("import", path, *ask, "--map", "query=m.in.weight", "output=m.out.weight")
+    assert run_command("import", path, *ask, "--map", "qkv=m.in.weight", "output=m.out.weight")[0] == 0
+    code, _, err = run_command("import", path, *ask, "--map", "query=m.in.weight", "output=m.out.weight")
     assert code == 1
     assert err == (
         "attention-service: --map lacks qkv; the form is --map query=KEY key=KEY value=KEY output=KEY, "
@@ -138,9 +138,9 @@ def test_a_fused_key_is_named_once(told, tmp_path, width, heads):
     )
 
 
-def test_arguments_that_are_no_pairs_are_refused(told, tmp_path):
+def test_arguments_that_are_no_pairs_are_refused(run_command, tmp_path):
     path = file(tmp_path, gpt2(12))
-    assert told("import", path, "more", "--name", "x")[::2] == (
+    assert run_command("import", path, "more", "--name", "x")[::2] == (
         2,
         "attention-service: Invalid value: Got unexpected extra argument (more)\n",
     )
@@ -149,16 +149,16 @@ def test_arguments_that_are_no_pairs_are_refused(told, tmp_path):
         (("--map", *MAP), "SOURCE is missing; only pairs of --map are given"),
         ((path, "query=a"), "Got unexpected extra argument (query=a)"),
     ):
-        code, out, err = told("import", *words, "--name", "x")
+        code, out, err = run_command("import", *words, "--name", "x")
         assert (code, out, err) == (2, "", f"attention-service: Invalid value: {why}\n")
 
 
 @pytest.mark.parametrize("names", [["a"], ["a-rather-long-name-of-a-layer", "b"]])
-def test_a_list_fits_a_terminal_of_80_columns(told, tmp_path, monkeypatch, names):
+def test_a_list_fits_a_terminal_of_80_columns(run_command, tmp_path, monkeypatch, names):
     monkeypatch.setenv("COLUMNS", "80")
     for name in names:
-        assert told("import", file(tmp_path, gpt2(12)), "--heads", 3, "--name", name)[0] == 0
-    code, out, err = told("list")
+        assert run_command("import", file(tmp_path, gpt2(12)), "--heads", 3, "--name", name)[0] == 0
+    code, out, err = run_command("list")
     assert (code, err) == (0, "")
     head, *rows = out.splitlines()
     assert head.split()[:6] == ["name", "width", "heads", "dtype", "family", "digest"]
@@ -168,10 +168,10 @@ def test_a_list_fits_a_terminal_of_80_columns(told, tmp_path, monkeypatch, names
 
 
 @pytest.mark.parametrize("content", [b"", b"x", b"\xff" * 9, b"\2\0\0\0\0\0\0\0{}", b"x" * 100_000])
-def test_a_list_says_which_file_is_no_stored_layer(told, tmp_path, content):
-    told("import", file(tmp_path, gpt2(12)), "--heads", 3, "--name", "good")
+def test_a_list_says_which_file_is_no_stored_layer(run_command, tmp_path, content):
+    run_command("import", file(tmp_path, gpt2(12)), "--heads", 3, "--name", "good")
     (tmp_path / "layers" / "bad.safetensors").write_bytes(content)
-    code, out, err = told("list")
+    code, out, err = run_command("list")
     assert (code, out.splitlines()[1].split()[0]) == (1, "good")
     assert err == 'layer "bad": the file is no stored layer; `layers import` makes one of a checkpoint\n'
 
@@ -180,40 +180,40 @@ def test_a_list_says_which_file_is_no_stored_layer(told, tmp_path, content):
     ("field", "value"),
     [("source", 5), ("source", None), ("source", {}), ("source", "\x1b[31m"), ("family", 5), ("digest", ["a"])],
 )
-def test_a_list_says_which_header_has_a_field_that_is_no_printable_text(told, tmp_path, field, value):
+def test_a_list_says_which_header_has_a_field_that_is_no_printable_text(run_command, tmp_path, field, value):
     spec = {"query_width": 12, "num_heads": 3, "family": "gpt2", "digest": "sha256:" + "0" * 64, "source": "x"}
     metadata = {"spec": json.dumps(spec | {field: value})}
     save_file({"query.weight": torch.zeros(1)}, tmp_path / "bad.safetensors", metadata)
-    code, _, err = told("list", "--layers-dir", tmp_path)
+    code, _, err = run_command("list", "--layers-dir", tmp_path)
     assert code == 1
     assert err == 'layer "bad": the file is no stored layer; `layers import` makes one of a checkpoint\n'
 
 
 @pytest.mark.parametrize("name", ["m[v2]", "[red]m[", "m[/y]", ":key:"])
-def test_a_list_shows_the_names_of_files_as_they_are(told, tmp_path, monkeypatch, name):
+def test_a_list_shows_the_names_of_files_as_they_are(run_command, tmp_path, monkeypatch, name):
     """What rich calls markup is text in a name."""
     monkeypatch.setenv("COLUMNS", "200")
     source = tmp_path / f"{name}.safetensors"
     source.parent.mkdir(exist_ok=True)
-    assert told("import", file(tmp_path, gpt2(12), source.name), "--heads", 3, "--name", "good")[0] == 0
+    assert run_command("import", file(tmp_path, gpt2(12), source.name), "--heads", 3, "--name", "good")[0] == 0
     (tmp_path / "layers" / f"{name.replace('/', '')}.safetensors").touch()
-    code, out, err = told("list")
+    code, out, err = run_command("list")
     assert code == 1
     assert out.splitlines()[1].partition(" gpt2 ")[2].split()[1] == source.name
     assert err.startswith(f'layer "{name.replace("/", "")}": ')
 
 
-def test_a_name_that_is_not_utf_8_is_printed_with_backslash_escapes(told, tmp_path):
-    assert told("import", file(tmp_path, gpt2(12)), "--heads", 3, "--name", "good")[0] == 0
+def test_a_name_that_is_not_utf_8_is_printed_with_backslash_escapes(run_command, tmp_path):
+    assert run_command("import", file(tmp_path, gpt2(12)), "--heads", 3, "--name", "good")[0] == 0
     layers = tmp_path / "layers"
     (layers / "good.safetensors").rename(layers / os.fsdecode(b"b\xffd.safetensors"))
-    code, out, err = told("list")
+    code, out, err = run_command("list")
     assert (code, out.splitlines()[1].split()[0], err) == (0, r"b\udcffd", "")
 
 
-def test_a_list_of_a_missing_directory_is_one_sentence_with_its_path(told, tmp_path):
+def test_a_list_of_a_missing_directory_is_one_sentence_with_its_path(run_command, tmp_path):
     message = f"attention-service: the layer directory {tmp_path / 'none'} cannot be read: No such file or directory\n"
-    assert told("list", "--layers-dir", tmp_path / "none") == (1, "", message)
+    assert run_command("list", "--layers-dir", tmp_path / "none") == (1, "", message)
 
 
 def test_a_list_imports_neither_torch_nor_numpy_nor_the_settings(tmp_path):

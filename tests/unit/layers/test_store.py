@@ -134,7 +134,7 @@ def test_the_content_is_synced_before_the_rename(store, monkeypatch):
 
 @pytest.mark.parametrize("name", ["../tiny", "/etc/passwd", "a/b", "..", "", "tiny\0", "TINY", "tiny\n", "x" * 5000])
 def test_f8_a_name_that_is_a_path_reaches_no_file(store, name):
-    """F8: the rule for names refuses it before the file system is asked."""
+    """F8: the rule for names refuses it before any access to the file system."""
     store.save(stored())
     Store(store.directory.parent).save(stored())
     with pytest.raises(LayerError, match=r"^a layer's name is"):

@@ -1,4 +1,4 @@
-"""A layer as `GET /v1/layers` describes it, and a service that answers from the float64 reference of the tests."""
+"""A layer as `GET /v1/layers` describes it, and a service that answers from the float64 oracle."""
 
 import base64
 from typing import Any
@@ -8,7 +8,7 @@ import orjson
 import safetensors.numpy
 
 from service.attention.spec import LayerSpec
-from tests import reference
+from tests import oracle
 
 WIDTHS: dict[str, Any] = {"query_width": 8, "key_width": 6, "value_width": 10, "out_width": 8}
 
@@ -32,12 +32,12 @@ def listed(*, limits=None, **changes) -> dict:
 
 
 def answered(layer: LayerSpec, parameters, request) -> dict[str, np.ndarray]:
-    """The tensors of the service's answer, computed by the reference of the tests."""
+    """The tensors of the service's answer, computed by the oracle."""
     query = request.tensors["query"]
     key = request.tensors.get("key", query)
-    masks = [reference.Causal(0)] if request.is_causal else []
+    masks = [oracle.Causal(0)] if request.is_causal else []
     inputs = (query[None], key[None], request.tensors.get("value", key)[None])
-    output, weights = reference.multi_head_attention(layer, parameters, inputs, masks)
+    output, weights = oracle.multi_head_attention(layer, parameters, inputs, masks)
     found = {"output": output[0].astype(np.float32)}
     match request.weights:
         case {"form": "heads"}:
@@ -45,7 +45,7 @@ def answered(layer: LayerSpec, parameters, request) -> dict[str, np.ndarray]:
         case {"form": "mean"}:
             found["weights"] = weights[0].mean(0).astype(np.float32)
         case {"form": "top_k", "k": k}:
-            values, indices, rest = reference.top_k(weights[0], k)
+            values, indices, rest = oracle.top_k(weights[0], k)
             found |= {
                 "weights.values": values.astype(np.float32),
                 "weights.indices": indices.astype(np.int32),

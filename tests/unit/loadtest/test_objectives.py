@@ -20,7 +20,7 @@ def options(**changes) -> argparse.Namespace:
 
 
 def counts(number=100, *, latency_ms=10, failures=0, refusals=0, seconds=10.0):
-    """`number` answers, and besides them failures and refusals."""
+    """`number` answers, and failures and refusals beside them."""
     latencies_ms = Counter({latency_ms: number}) if number else Counter()
     return Counts(seconds, number + failures + refusals, failures, refusals, latencies_ms)
 

@@ -29,7 +29,7 @@ async def never(*_):
     raise AssertionError
 
 
-def serve(spans, note=lambda trace: None, error=None, headers=(), **rollout):
+def serve(spans, note=lambda trace: None, error=None, headers=(), **fields):
     """Serve a request that starts at 10 s and ends at 12 s by the monotonic clock, and at END_NS by the wall clock."""
     scope = {
         "type": "http",
@@ -37,7 +37,7 @@ def serve(spans, note=lambda trace: None, error=None, headers=(), **rollout):
         "path": "/v1/x",
         "headers": list(headers),
         "server": ("h", 80),
-        **rollout,
+        **fields,
     }
     start_record(scope, 10.0)
 
@@ -134,14 +134,14 @@ def test_an_unfinished_phase_is_named_by_the_state_of_the_request(spans):
 
 
 @pytest.mark.parametrize(
-    ("error", "told"), [(ClientGone(), "client_gone"), (asyncio.CancelledError(), "incomplete")], ids=["left", "cut"]
+    ("error", "code"), [(ClientGone(), "client_gone"), (asyncio.CancelledError(), "incomplete")], ids=["left", "cut"]
 )
-def test_an_undelivered_answer_is_an_error_for_later_observers_too(spans, error, told):
+def test_an_undelivered_answer_is_an_error_for_later_observers_too(spans, error, code):
     with pytest.raises(type(error)):
         serve(spans, error=error)
     (request,) = spans.requests
     assert request.status.status_code is StatusCode.ERROR
-    assert request.attributes["error.type"] == told
+    assert request.attributes["error.type"] == code
     assert "http.response.status_code" not in request.attributes
 
 
@@ -161,18 +161,18 @@ def test_an_unsampled_request_is_served_without_a_span():
 def test_a_batch_is_a_trace_of_its_own_and_its_requests_link_to_it(spans):
     batch = BatchInfo(3, 4, 40)
     record_batch(spans.tracer, "small", batch, 0.5, lambda: END_NS)
-    (told,) = spans.batches
-    assert told.parent is None
-    assert seconds(told) == (-0.5, 0.0)
-    assert told.attributes["attention.layer"] == "small"
-    assert told.attributes["attention.batch.requests"] == 3
-    assert told.attributes["attention.batch.tokens"] == 40
+    (span,) = spans.batches
+    assert span.parent is None
+    assert seconds(span) == (-0.5, 0.0)
+    assert span.attributes["attention.layer"] == "small"
+    assert span.attributes["attention.batch.requests"] == 3
+    assert span.attributes["attention.batch.tokens"] == 40
 
     def in_batch(trace):
         trace.batch = batch
 
     serve(spans, in_batch)
-    assert [link.context for link in spans.requests[0].links] == [told.context]
+    assert [link.context for link in spans.requests[0].links] == [span.context]
 
 
 def test_a_probe_is_no_span_and_any_other_batch_is_one(spans):

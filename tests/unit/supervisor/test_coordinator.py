@@ -91,7 +91,7 @@ def empty():
     return Service(is_up=False)
 
 
-def test_the_service_is_ready_once_all_are_and_every_process_is_told(service):
+def test_the_service_is_ready_once_all_processes_are_and_each_gets_the_status(service):
     assert service.one.service == service.two.service == ServiceStatus(DesiredState(1, layers=OLD), None, [11, 12])
 
 
@@ -159,7 +159,7 @@ def test_a_new_layer_takes_three_desired_states(service):
     service.until(Phase.SETTLED)
     assert service.coordinator.desired == DesiredState(4, Phase.SETTLED, BOTH)
     assert service.one.outcome == Outcome(1, is_new=True)
-    assert service.two.service.outcome is None, "it has asked for nothing"
+    assert service.two.service.outcome is None, "it has requested no change"
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_a_refusal_rolls_back_and_is_answered_once_all_are_back_D1(service, phas
     service.two.follow(is_file_changed=False)
     assert fails(service.one.outcome, error, message)
     service.one.ask("b", "sha256:2")
-    assert service.phase[0] is Phase.PREPARE, "the way is free again"
+    assert service.phase[0] is Phase.PREPARE, "a new rollout begins"
 
 
 def test_a_process_that_never_comes_back_delays_no_error_for_long(service):
@@ -267,6 +267,20 @@ def test_a_pause_of_the_coordinator_makes_no_process_silent_and_ends_no_rollout(
     assert service.one.service.ready == [11], "it is silent since"
 
 
+@pytest.mark.parametrize("phase", [Phase.PREPARE, Phase.SERVE])
+def test_a_pause_of_the_coordinator_counts_against_no_deadline(service, phase):
+    service.one.ask("b", "sha256:2")
+    service.until(phase)
+    service.clock.advance(TIMEOUT_S + 10)
+    for _ in range(int(TIMEOUT_S)):
+        service.two.report()
+        service.one.follow()
+        assert service.phase[0] is phase
+        service.clock.advance(1)
+    service.one.follow()
+    assert service.phase == (Phase.SETTLED, OLD), "the time since the pause counts"
+
+
 def test_every_report_is_answered(service):
     num_before = len(service.one.received), len(service.two.received)
     service.one.report()
@@ -297,7 +311,7 @@ def test_an_author_that_no_longer_waits_rolls_back(service, phase, how):
     if how == "asks for another":
         assert fails(service.one.outcome, LayerChanged, "came first")
     service.two.ask("b", "sha256:2")
-    assert (service.phase[0] is Phase.PREPARE) is (how != "dies"), "the way is free again, if all are up"
+    assert (service.phase[0] is Phase.PREPARE) is (how != "dies"), "a new rollout begins if all processes are up"
 
 
 def test_a_second_rollout_meanwhile_is_refused_with_retry_after(service):
@@ -500,7 +514,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.ask(self.workers[0], "a", "v9")
         self.go_on()
         assert self.wrong == []
-        assert {worker.applied.layers.get("a") for worker in self.workers} == {"v9"}, "the way is free"
+        assert {worker.applied.layers.get("a") for worker in self.workers} == {"v9"}, "no rollout is in progress"
 
 
 TestAnyOrder = AnyOrder.TestCase

@@ -3,7 +3,9 @@
 import fcntl
 import os
 import resource
+import tempfile
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -86,9 +88,7 @@ def left_over(parent, name="attention-1-abcdefgh.run"):
     """Make a run directory as a killed supervisor leaves it."""
     run = RunDirectory(parent / name)
     run.metrics.mkdir(parents=True)
-    (run.path / "heartbeats").mkdir()  # of an earlier version, as is the refusal
-    for path in ("refusal", "metrics/counter_0.db", "heartbeats/desired_state", "heartbeats/.7.json.7.tmp"):
-        (run.path / path).write_bytes(b"")
+    (run.metrics / "counter_0.db").write_bytes(b"")
     return run.path
 
 
@@ -111,7 +111,7 @@ def test_a_start_leaves_locked_and_foreign_directories_alone(tmp_path, monkeypat
         with closing(RunDirectory.make(tmp_path, 1)) as another:
             assert names(tmp_path) == sorted([*before, another.path.name])
         assert names(tmp_path) == before
-        assert names(tmp_path / "elsewhere") == ["heartbeats", "metrics", "refusal"]
+        assert names(tmp_path / "elsewhere") == ["metrics"]
         assert running.path.is_dir()
     left = left_over(tmp_path)
     monkeypatch.setattr(os, "geteuid", lambda: left.stat().st_uid + 1)
@@ -153,6 +153,40 @@ def test_a_directory_under_removal_is_not_locked(tmp_path):
         RunDirectory(path).restore()
     os.close(descriptor)
     RunDirectory(path).restore()
+
+
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_a_directory_that_another_start_removes_before_it_is_locked_is_made_again(tmp_path, monkeypatch, is_removed):
+    """The other start holds its lock for the removal, or has finished it."""
+    mkdtemp = tempfile.mkdtemp
+    removing: list[int] = []
+
+    def made_beside_another_start(*arguments):
+        path = mkdtemp(*arguments)
+        if not removing:
+            removing.append(os.open(path, os.O_RDONLY))
+            fcntl.flock(removing[0], fcntl.LOCK_EX)
+            if is_removed:
+                Path(path).rmdir()
+        return path
+
+    monkeypatch.setattr(tempfile, "mkdtemp", made_beside_another_start)
+    with closing(RunDirectory.make(tmp_path, 1)) as run:
+        assert names(run.path) == ["metrics"]
+    os.close(removing[0])
+
+
+def test_a_start_whose_directories_are_all_removed_ends_with_one_line(tmp_path, monkeypatch):
+    mkdtemp = tempfile.mkdtemp
+
+    def made_and_removed(*arguments):
+        path = mkdtemp(*arguments)
+        Path(path).rmdir()
+        return path
+
+    monkeypatch.setattr(tempfile, "mkdtemp", made_and_removed)
+    with pytest.raises(StartError, match="cannot make a run directory"):
+        RunDirectory.make(tmp_path, 1)
 
 
 def test_the_live_metrics_of_a_dead_process_are_removed(tmp_path):

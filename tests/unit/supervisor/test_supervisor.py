@@ -408,6 +408,22 @@ def test_a_refusal_before_readiness_ends_all_with_its_code_and_one_line(capsys):
     assert capsys.readouterr().err == "attention-service: the layer directory is empty\n"
 
 
+def test_the_first_signal_after_a_refusal_lets_the_others_drain():
+    ready, refused = ("report", 0, WorkerStatus(State.READY)), ("exit", 1002, EXIT_REFUSED)
+    stops = [("signal", TERM), ("pass", 0.1), ("signal", TERM)]
+    outcome = Outcome(FakeSystem(ready, refused, ("pass", 3), *stops, ("due",), ("exit", 1001, -KILL)))
+    assert outcome.system.killed == [(1001, TERM), (1001, KILL)]
+    assert outcome.system.waits[-2] == pytest.approx(DELAY_S + GRACE_S + 2 - 3 - 0.1), "the deadline is the first one"
+    assert outcome.exit_code == EXIT_REFUSED
+
+
+def test_the_second_signal_after_a_refusal_kills_at_once():
+    refused, stops = ("exit", 1002, EXIT_REFUSED), [("signal", TERM), ("pass", 1), ("signal", TERM)]
+    outcome = Outcome(FakeSystem(refused, ("pass", 3), *stops, ("exit", 1001, -KILL)))
+    assert outcome.system.killed == [(1001, TERM), (1001, KILL)]
+    assert outcome.exit_code == 143
+
+
 def test_a_refusal_ends_all_also_after_a_crash_of_a_slot_that_never_served():
     outcome = Outcome(FakeSystem(("exit", 1001, 1), ("due",), ("exit", 1002, EXIT_REFUSED)), workers=1)
     assert outcome.exit_code == EXIT_REFUSED

@@ -9,7 +9,7 @@ import pytest
 from service.attention import masks
 from service.errors import CostLimit
 from service.wire.attend_request import CheckedRequest, RequestLimits, check_request
-from tests.engine_room import make_spec
+from tests.attention_fixtures import make_spec
 
 SPEC = make_spec(8, 4)
 PLENTY = RequestLimits(*(2**62,) * 5)

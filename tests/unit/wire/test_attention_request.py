@@ -38,7 +38,7 @@ def call(**fields: object) -> AttentionCall:
     return call_of(checked(**fields))
 
 
-def test_a_call_has_four_axes_the_default_scale_and_nothing_that_was_not_asked_for():
+def test_a_call_has_four_axes_the_default_scale_and_nothing_that_was_not_requested():
     found = call()
     assert found.query.shape == (2, 4, 3, 8)
     assert found.scale == 8**-0.5

@@ -182,7 +182,7 @@ class TestSyntax:
         assert refused(body).message == f"the body is not valid JSON (byte {body.index(b'.5]]')})"
 
     def test_syntax_comes_before_meaning_anywhere_in_the_body(self):
-        """A number beyond float64 or a string in a tensor is only told if the whole body parses."""
+        """A number beyond float64 or a string in a tensor is only reported if the whole body parses."""
         for odd in ("1e999", '"x"', "null"):
             body = '{"query":[' + f"{odd}," * 500 + '1],"key":[1,]}'
             assert isinstance(refused(body.encode()), BadJson)

@@ -24,7 +24,7 @@ from service.wire.safetensors_codec import (
     parse_safetensors,
     read_header,
 )
-from tests.engine_room import make_spec
+from tests.attention_fixtures import make_spec
 
 SPEC = make_spec(8, 4)
 DEPTH = 32
@@ -198,7 +198,7 @@ def test_a_template_keeps_no_reference_to_a_body():
         with pytest.raises(BufferError):
             body.append(0)
         del request
-        body.append(0)  # nobody looks at its memory any more
+        body.append(0)  # nothing refers to its memory any more
 
 
 def test_the_number_of_templates_is_bounded():

@@ -27,7 +27,7 @@ def parse(body: bytes) -> dict:
 
 
 def file(header: object, data: bytes = b"", *, pad: int = 0) -> bytes:
-    """A file whose header is what it is told to be, however wrong."""
+    """A file with the given header, however wrong."""
     text = (header if isinstance(header, bytes) else json.dumps(header).encode()) + b" " * pad
     return len(text).to_bytes(8, "little") + text + data
 

@@ -186,7 +186,7 @@ def test_a_missing_layer_is_reported_once_for_many_attempts(room):
         room.apply(SETTLED)
     assert room.registry.fault == OTHER_FILE
     assert room.listener.missing == [OTHER_FILE]
-    assert room.registry.refusal is None, "nobody asked for a change of it"
+    assert room.registry.refusal is None, "no change of it was requested"
 
 
 def test_reading_a_digest_delays_no_rollout(room):

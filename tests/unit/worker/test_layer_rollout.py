@@ -1,6 +1,6 @@
-"""Layer rollout: what the process that got the request asks the coordinator for, and what its caller is told.
+"""Layer rollout: what the process that got the request sends to the coordinator, and the answer to its caller.
 
-The other process is statuses that the test reports; nothing sleeps.
+The test reports the statuses of the other process; nothing sleeps.
 """
 
 import asyncio
@@ -151,7 +151,7 @@ def test_the_layer_of_a_put_is_returned_though_another_change_follows_at_once(se
         ({"refusal": "x", "is_file_changed": True}, LayerChanged, "while"),
     ],
 )
-def test_a_refusal_is_raised_to_the_caller_and_the_way_is_free_again(service, answer, error, message):
+def test_a_refusal_is_raised_to_the_caller_and_another_rollout_may_begin(service, answer, error, message):
     service.answers = lambda desired, pid: answer if pid == 2 and desired.phase is Phase.PREPARE else {}
 
     async def story():

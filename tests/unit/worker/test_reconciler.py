@@ -38,7 +38,7 @@ class SlowRegistry:
         self.done.append(desired.version)
 
 
-class Story:
+class Process:
     """A reconciler whose coordinator the test changes at will."""
 
     def __init__(self, desired: DesiredState | None = None) -> None:
@@ -48,7 +48,7 @@ class Story:
         self.reconciler = Reconciler(self.registry, self.channel, self.clock, 10.0, self.acknowledged.append)  # type: ignore[arg-type]
         self.channel.open(self.reconciler.check)
 
-    async def tell(self, desired: DesiredState) -> None:
+    async def set_desired(self, desired: DesiredState) -> None:
         self.coordinator.desired = desired
         self.channel.report()
         await turns()
@@ -58,10 +58,10 @@ class Story:
 def run():
     def run(story: Any) -> None:
         async def main() -> None:
-            told = Story()
-            await told.reconciler.load(strict=True)
-            running = asyncio.ensure_future(told.reconciler.run())
-            await story(told)
+            process = Process()
+            await process.reconciler.load(strict=True)
+            running = asyncio.ensure_future(process.reconciler.run())
+            await story(process)
             assert not running.done()
             running.cancel()
             await asyncio.wait([running])
@@ -74,36 +74,36 @@ def run():
 
 
 def test_the_first_process_proposes_what_the_layer_directory_holds(run):
-    async def story(told: Story) -> None:
-        assert told.coordinator.desired == FIRST
-        assert (told.registry.done, told.acknowledged, told.reconciler.applied.version) == ([1], [1], 1)
-        assert told.channel.status.found is None, "later reports are short"
+    async def story(process: Process) -> None:
+        assert process.coordinator.desired == FIRST
+        assert (process.registry.done, process.acknowledged, process.reconciler.applied.version) == ([1], [1], 1)
+        assert process.channel.status.found is None, "later reports are short"
 
     run(story)
 
 
 def test_a_later_process_serves_the_desired_state_and_does_not_look_at_the_layer_directory():
     async def story() -> None:
-        told = Story(FIRST)
-        told.registry.load_directory = None  # type: ignore[assignment, method-assign]
-        await told.reconciler.load(strict=True)
-        assert (told.registry.done, told.acknowledged) == ([1], [1])
+        process = Process(FIRST)
+        process.registry.load_directory = None  # type: ignore[assignment, method-assign]
+        await process.reconciler.load(strict=True)
+        assert (process.registry.done, process.acknowledged) == ([1], [1])
 
     asyncio.run(story())
 
 
 def test_of_two_that_load_at_once_the_later_serves_what_the_first_found():
     async def story() -> None:
-        told = Story()
+        process = Process()
 
         async def load_directory(*, strict: bool) -> dict[str, str]:
-            told.coordinator.desired = FIRST  # another process was quicker
+            process.coordinator.desired = FIRST  # another process was quicker
             return {"z": "9"}
 
-        told.registry.load_directory = load_directory  # type: ignore[method-assign]
-        await told.reconciler.load(strict=True)
-        assert told.coordinator.desired == FIRST
-        assert told.registry.done == [1]
+        process.registry.load_directory = load_directory  # type: ignore[method-assign]
+        await process.reconciler.load(strict=True)
+        assert process.coordinator.desired == FIRST
+        assert process.registry.done == [1]
 
     asyncio.run(story())
 
@@ -111,42 +111,42 @@ def test_of_two_that_load_at_once_the_later_serves_what_the_first_found():
 def test_an_aborted_desired_state_is_not_completed(run):
     """Its layer may take minutes to load, and the next change must not wait for it."""
 
-    async def story(told: Story) -> None:
-        told.registry.gate.clear()
+    async def story(process: Process) -> None:
+        process.registry.gate.clear()
         desired = FIRST.prepare("a", "2")
-        await told.tell(desired)
-        assert told.registry.begun == [1, 2]
-        told.registry.gate = asyncio.Event()
-        told.registry.gate.set()
-        await told.tell(desired.abort())
-        assert told.registry.done == told.acknowledged == [1, 3]
+        await process.set_desired(desired)
+        assert process.registry.begun == [1, 2]
+        process.registry.gate = asyncio.Event()
+        process.registry.gate.set()
+        await process.set_desired(desired.abort())
+        assert process.registry.done == process.acknowledged == [1, 3]
 
     run(story)
 
 
 def test_a_current_desired_state_is_completed_despite_other_news(run):
-    async def story(told: Story) -> None:
-        told.registry.gate.clear()
-        await told.tell(FIRST.prepare("a", "2"))
+    async def story(process: Process) -> None:
+        process.registry.gate.clear()
+        await process.set_desired(FIRST.prepare("a", "2"))
         for _ in range(3):
-            told.reconciler.check()
+            process.reconciler.check()
             await turns()
-        assert told.registry.begun == [1, 2]
-        told.registry.gate.set()
+        assert process.registry.begun == [1, 2]
+        process.registry.gate.set()
         await turns()
-        assert told.registry.done == told.acknowledged == [1, 2]
+        assert process.registry.done == process.acknowledged == [1, 2]
 
     run(story)
 
 
 def test_a_state_with_a_missing_layer_is_applied_again_later(run):
-    async def story(told: Story) -> None:
-        told.registry.fault = "a layer is missing"
+    async def story(process: Process) -> None:
+        process.registry.fault = "a layer is missing"
         for seconds, times in ((0.0, 1), (9.0, 1), (1.0, 2), (9.0, 2), (1.0, 3)):
-            told.clock.advance(seconds)
-            told.reconciler.check()
+            process.clock.advance(seconds)
+            process.reconciler.check()
             await turns()
-            assert told.registry.done == [1] * times
+            assert process.registry.done == [1] * times
 
     run(story)
 
@@ -155,15 +155,15 @@ def test_an_internal_fault_ends_the_task():
     """The owner of the task sees the error and has the process replaced."""
 
     async def story() -> None:
-        told = Story()
-        await told.reconciler.load(strict=True)
-        running = asyncio.ensure_future(told.reconciler.run())
+        process = Process()
+        await process.reconciler.load(strict=True)
+        running = asyncio.ensure_future(process.reconciler.run())
 
         def fail(desired: DesiredState) -> Coroutine[Any, Any, None]:
             raise ValueError("a bug")
 
-        told.registry.apply = fail  # type: ignore[method-assign]
-        await told.tell(FIRST.prepare("a", "2"))
+        process.registry.apply = fail  # type: ignore[method-assign]
+        await process.set_desired(FIRST.prepare("a", "2"))
         with pytest.raises(ValueError, match="a bug"):
             await running
 

@@ -11,7 +11,8 @@ import pytest
 
 from service.supervisor.supervisor import ANSWER_S, CLOSE_S, CUT_S, EXIT_S, FORCE_S
 from service.worker import server as server_module
-from service.worker.server import LINGER_S, SHED_PER_S, Server
+from service.worker.server import LINGER_S, REPEAT_S, SHED_PER_S, Server
+from tests.doubles import ManualClock
 from tests.unit.http.wire import LIMITS
 
 
@@ -132,12 +133,33 @@ def test_the_first_signal_does_not_force_the_end_of_a_drain_that_began_without_o
     """systemd sends SIGTERM to the workers just after their supervisor died."""
     codes: list[int] = []
     monkeypatch.setattr(server_module, "_exit_at_once", codes.append)
+    clock = ManualClock()
+    monkeypatch.setattr(server_module, "time", SimpleNamespace(monotonic=clock.now))
     with socket.socket() as bound:
         server = server_of(bound)
         getattr(server, begin)()
         server._signalled(signal.SIGTERM)
         assert codes == []
         assert server.should_exit
+        clock.advance(REPEAT_S)
+        server._signalled(signal.SIGTERM)
+        assert codes == [128 + signal.SIGTERM]
+
+
+@pytest.mark.parametrize("copy", [signal.SIGTERM, signal.SIGINT])
+def test_signals_within_the_time_of_a_copy_count_as_one(copy, monkeypatch):
+    """One of systemd, and one of the supervisor, which systemd signalled too."""
+    codes: list[int] = []
+    monkeypatch.setattr(server_module, "_exit_at_once", codes.append)
+    clock = ManualClock()
+    monkeypatch.setattr(server_module, "time", SimpleNamespace(monotonic=clock.now))
+    with socket.socket() as bound:
+        server = server_of(bound)
+        server._signalled(copy)
+        clock.advance(REPEAT_S - 0.01)
+        server._signalled(signal.SIGTERM)
+        assert codes == []
+        clock.advance(0.02)
         server._signalled(signal.SIGTERM)
         assert codes == [128 + signal.SIGTERM]
 

@@ -294,7 +294,7 @@ def test_a_thread_that_does_not_end_delays_the_end_by_at_most_the_time_for_all_t
 
 
 class RecordingHeap(Heap):
-    """Trims nothing; `called(growth)` waits until it was asked to with this growth."""
+    """Trims nothing; `called(growth)` waits until it was called with this growth."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -221,9 +221,32 @@ def test_A9_keys_change_with_the_file(watched):
         file.write("new")
         assert await file.looks() == ["taken 1"]
         assert not file.lets_in("user")
-        file.write()
-        assert await file.looks() == ["taken 0"]
-        assert not file.lets_in("new")
+
+    watched(story)
+
+
+@pytest.mark.parametrize("text", ["", "# all keys were removed\n"])
+def test_a_file_without_keys_locks_all_out_once_it_is_clear_that_nobody_writes_it(watched, text):
+    async def story(file):
+        file.path.write_text(text)
+        assert await file.looks(keys.MAX_CHECKS - 1) == []
+        assert file.lets_in("user")
+        assert await file.looks(1) == ["taken 0"]
+        assert not file.lets_in("user")
+        assert await file.looks(keys.MAX_CHECKS) == []
+        file.write("user")
+        assert await file.looks() == ["taken 1"]
+
+    watched(story)
+
+
+def test_a_slow_command_that_empties_the_file_first_locks_no_key_out(watched):
+    async def story(file):
+        file.path.write_text("")
+        assert await file.looks(4) == []
+        assert file.lets_in("user")
+        file.write("user", "new")
+        assert await file.looks() == ["taken 2"]
 
     watched(story)
 
@@ -313,13 +336,37 @@ def test_a_half_written_file_is_not_used(watched):
     watched(story)
 
 
-def test_a_file_that_changes_at_every_check_is_used(watched):
+def test_a_file_that_changed_again_before_the_second_check_is_not_used(watched):
+    async def story(file):
+        file.write("new")
+        assert await file.looks(1) == []
+        file.write("new", "user")
+        assert await file.looks(1) == []
+        assert not file.lets_in("new")
+        assert await file.looks(1) == ["taken 2"]
+
+    watched(story)
+
+
+def test_a_file_that_changes_while_it_is_read_is_not_used(watched, monkeypatch):
+    async def story(file):
+        file.write("new")
+        assert await file.looks(1) == []
+        with monkeypatch.context() as during:
+            during.setattr(keys, "read_keys", lambda path: (read_keys(path), file.write("new", "user"))[0])
+            assert await file.looks(1) == []
+        assert await file.looks() == ["taken 2"]
+
+    watched(story)
+
+
+def test_a_file_that_changes_at_every_check_is_used_after_ten(watched):
     async def story(file):
         heard = []
-        for number in range(4):
+        for number in range(2 * keys.MAX_CHECKS):
             file.write("new", *("more" * n for n in range(1, number + 2)))
             heard += await file.looks(1)
-        assert heard == ["taken 3", "taken 5"]
+        assert heard == ["taken 11", "taken 21"]
         assert file.lets_in("new")
         assert not file.lets_in("user")
 

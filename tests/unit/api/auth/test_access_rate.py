@@ -1,4 +1,4 @@
-"""The rate limit: a token bucket, pure, with its law over all scripts of arrivals."""
+"""The rate limit: a token bucket, pure, with its invariant over all sequences of arrivals."""
 
 import pytest
 from hypothesis import given
@@ -48,7 +48,7 @@ def test_a_caller_that_waits_for_retry_after_is_admitted(rate, gaps):
 
 @given(RATES, GAPS)
 def test_a_refused_request_costs_no_token(rate, gaps):
-    """A client that repeats refused requests gets exactly as much as one that asks whenever there is a token."""
+    """A client that repeats refused requests gets exactly as much as one that sends a request whenever there is a token."""
     times = [0.0]
     per_s, burst = rate
     eager, patient = (Limiter(per_s, burst, lambda: times[-1]) for _ in range(2))

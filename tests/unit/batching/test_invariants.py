@@ -1,4 +1,4 @@
-"""The seven laws of the waiting room, each a test of its name."""
+"""The seven invariants of the batcher, each a test of its name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.doubles import run, turns
 from tests.unit.batching.room import Room, cost_of, ended, error_of, result_of
 
 
-def test_law_every_admitted_job_is_settled_exactly_once():
+def test_every_admitted_job_is_settled_exactly_once():
     """Answered, failed, expired, cancelled, drained: each client hears once, and late results go nowhere."""
 
     async def main():
@@ -51,7 +51,7 @@ def test_law_every_admitted_job_is_settled_exactly_once():
 
 
 @pytest.mark.parametrize("stage", ["in the same turn", "queued", "running"])
-def test_law_a_cancelled_client_never_affects_other_jobs(stage):
+def test_a_cancelled_client_never_affects_other_jobs(stage):
     async def main():
         async with Room() as room:
             if stage != "running":
@@ -81,7 +81,7 @@ def test_law_a_cancelled_client_never_affects_other_jobs(stage):
         ("input_bytes", 80, "81 bytes of decoded tensors (ATTENTION_QUEUE_BYTES)"),
     ],
 )
-def test_law_nothing_is_admitted_that_could_never_run(field, limit, words):
+def test_nothing_is_admitted_that_could_never_run(field, limit, words):
     async def main():
         most = {"max_request_tokens": 50, "max_request_cells": 60, "max_weights_bytes": 70}
         async with Room(**most, max_bytes=80, max_tokens=20) as room:
@@ -97,7 +97,7 @@ def test_law_nothing_is_admitted_that_could_never_run(field, limit, words):
     run(main)
 
 
-def test_law_no_await_separates_check_and_append():
+def test_no_await_separates_check_and_append():
     """A burst in one turn never overfills the queue, and the whole of it may fill it."""
 
     async def main():
@@ -115,7 +115,7 @@ def test_law_no_await_separates_check_and_append():
 
 
 @pytest.mark.parametrize("how", ["engine says so", "the loop has a bug", "cancelled from outside"])
-def test_law_if_the_loop_dies_every_job_fails_and_the_service_is_not_ready(how, monkeypatch):
+def test_if_the_loop_dies_every_job_fails_and_the_service_is_not_ready(how, monkeypatch):
     async def main():
         async with Room() as room:
             clients = [*await room.send_running("r0", "r1"), *await room.send_waiting("w0", "w1", lane="b")]
@@ -129,7 +129,7 @@ def test_law_if_the_loop_dies_every_job_fails_and_the_service_is_not_ready(how, 
                 next(task for task in asyncio.all_tasks() if task.get_name() == "batcher").cancel()
             await turns()
             assert [type(error_of(client)) for client in clients] == [EngineDown] * 4
-            assert len({id(error_of(client)) for client in clients}) == 4, "each has an error of his own"
+            assert len({id(error_of(client)) for client in clients}) == 4, "each has an error of its own"
             assert not room.batcher.is_alive
             assert isinstance(error_of(await ended(room.send("late"))), EngineDown)
             assert [death.num_jobs for death in room.heard.deaths] == [4]
@@ -138,7 +138,7 @@ def test_law_if_the_loop_dies_every_job_fails_and_the_service_is_not_ready(how, 
     run(main)
 
 
-def test_law_draining_admits_nothing_and_settles_everything_before_its_deadline():
+def test_draining_admits_nothing_and_settles_everything_before_its_deadline():
     async def main():
         async with Room(max_requests=2) as room:
             clients = [*await room.send_running("r"), *await room.send_waiting("w0", "w1", "w2")]
@@ -157,7 +157,7 @@ def test_law_draining_admits_nothing_and_settles_everything_before_its_deadline(
     run(main)
 
 
-def test_law_arrival_order_within_a_lane_and_no_lane_starves():
+def test_arrival_order_within_a_lane_and_no_lane_starves():
     async def main():
         async with Room(max_requests=4) as room:
             await room.send_running("first")

@@ -1,4 +1,4 @@
-"""What the tests of the engine room share: layers with random tensors, bitwise comparison, thread counts."""
+"""Attention fixtures: layers with random tensors, bitwise comparison and thread counts, shared by the tests of attention."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from service.attention.layer import Layer
 from service.attention.masks import CombinedMask, Mask, Sizes
 from service.attention.self_check import Variant, checks
 from service.attention.spec import LayerSpec
-from tests import reference
+from tests import oracle
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -126,31 +126,31 @@ def as_arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
     return {name: tensor.double().numpy() for name, tensor in tensors.items()}
 
 
-def reference_inputs(call: Call) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Query, key and value of a call after its defaults, for the NumPy reference."""
+def oracle_inputs(call: Call) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Query, key and value of a call after its defaults, for the oracle."""
     query = call.query.double().numpy()
     key = query if call.key is None else call.key.double().numpy()
     return query, key, key if call.value is None else call.value.double().numpy()
 
 
-def engine_mask(given: Sequence[reference.Mask], sizes: Sizes) -> CombinedMask | None:
-    """The engine's masks for the reference's; None without any."""
+def engine_mask(given: Sequence[oracle.Mask], sizes: Sizes) -> CombinedMask | None:
+    """The engine's masks for the oracle's masks; None without any."""
     return CombinedMask(sizes, tuple(_engine_mask(mask, sizes) for mask in given)) if given else None
 
 
-def _engine_mask(mask: reference.Mask, sizes: Sizes) -> Mask:
+def _engine_mask(mask: oracle.Mask, sizes: Sizes) -> Mask:
     match mask:
-        case reference.Attend(values):
+        case oracle.Attend(values):
             return masks.Allowed(torch.from_numpy(values))
-        case reference.Ignore(values):
+        case oracle.Ignore(values):
             return masks.ignore(torch.from_numpy(values))
-        case reference.Bias(values):
+        case oracle.Bias(values):
             return masks.Added(torch.from_numpy(values))
-        case reference.Lengths(values):
+        case oracle.Lengths(values):
             return masks.lengths(torch.from_numpy(values).reshape(len(values), -1))
-        case reference.Causal(offset):
+        case oracle.Causal(offset):
             return masks.causal(sizes, offset)
-        case reference.Window(offset, left, right):
+        case oracle.Window(offset, left, right):
             return masks.window(sizes, offset, left, right)
 
 

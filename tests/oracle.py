@@ -1,6 +1,7 @@
-"""A multi-head attention layer in float64 NumPy, written from the contract alone: the tests' second opinion.
+"""Oracle: multi-head attention in float64 NumPy, with a layer or without one, written from the contract alone.
 
-It shares no code with the engine room: no torch, no packing, no combined mask. Every mask says pair by pair what it means.
+It shares no code with `service/attention` except LayerSpec: no torch, no packing, no combined mask. Every mask says for each pair
+of query row and key what it means.
 Legend: B sequences, N heads, L query rows, S key rows, E appended columns, D widths.
 """
 
@@ -200,7 +201,7 @@ def _appended(spec: LayerSpec, tensors: Mapping[str, np.ndarray], x: np.ndarray,
 
 
 def selected(weights: np.ndarray, heads: Sequence[int] | None, queries: Sequence[int] | None) -> np.ndarray:
-    """Some heads and query rows of weights [B, N, L, S], in the asked order."""
+    """Some heads and query rows of weights [B, N, L, S], in the requested order."""
     if heads is not None:
         weights = weights[:, list(heads)]
     return weights if queries is None else weights[:, :, list(queries)]
