@@ -78,7 +78,7 @@ _TOKEN = b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqr
 # Bytes allowed in a line: visible characters, spaces, tabs and the bytes above ASCII.
 _IN_LINE = bytes([0x09, *range(0x20, 0x7F), *range(0x80, 0x100)])
 _METHOD = rb"[!#$%%&'*+\-.^_`|~0-9A-Za-z]{1,%d}" % _MAX_METHOD_BYTES
-_BEGUN = re.compile(_METHOD + rb"(?: |\Z)")
+_BEGINNING = re.compile(_METHOD + rb"(?: |\Z)")
 _REQUEST_LINE = re.compile(rb"(" + _METHOD + rb") ([\x21-\x7e]+) HTTP/1\.([01])")
 _GLIMPSE = re.compile(rb"(" + _METHOD + rb") (?:(?i:https?)://[^/?# ]{0,255})?(/[\x21-\x3e\x40-\x7e]{0,255})?")
 _AUTHORITY = re.compile(rb"[^ ]+ (?i:https?)://([^/? ]+)")
@@ -139,37 +139,37 @@ def _read_head(head: bytes, limits: HeadLimits) -> Head:
 _cached_head = functools.lru_cache(NUM_CACHED)(_read_head)
 
 
-def check_begun(begun: bytes, limits: HeadLimits) -> None:
+def check_partial_head(partial_head: bytes, limits: HeadLimits) -> None:
     """Raise the error that is already certain from the start of an incomplete head."""
-    if begun == b"\r":  # the start of an empty line before the request
+    if partial_head == b"\r":  # the start of an empty line before the request
         return
-    line, end, block = begun.partition(CRLF)
-    if not is_clean(begun.removesuffix(b"\r")):
+    line, end, block = partial_head.partition(CRLF)
+    if not is_clean(partial_head.removesuffix(b"\r")):
         raise BadRequest(_UNCLEAN)
     if end:
         read_request_line(line, limits)
-    elif _BEGUN.match(begun) is None:
+    elif _BEGINNING.match(partial_head) is None:
         raise BadRequest("a request must begin with a method, a target and a version")
-    elif len(begun) > limits.max_target_bytes + _AROUND_TARGET_BYTES:
+    elif len(partial_head) > limits.max_target_bytes + _AROUND_TARGET_BYTES:
         raise _too_long(limits.max_target_bytes)
     if len(block) > limits.max_header_bytes + len(END):
         raise _too_large(limits.max_header_bytes)
 
 
-def take_head(begun: bytes, limits: HeadLimits) -> tuple[Head | None, Bytes]:
-    """Return the head of a request and the bytes after it; None and `begun` while it is incomplete. Raises as `read_head`."""
-    text = begun.removeprefix(CRLF)  # RFC 9112, section 2.2: skip one empty line before a request
+def take_head(partial_head: bytes, limits: HeadLimits) -> tuple[Head | None, Bytes]:
+    """Return the head of a request and the bytes after it; None and all bytes while it is incomplete. Raises as `read_head`."""
+    text = partial_head.removeprefix(CRLF)  # RFC 9112, section 2.2: skip one empty line before a request
     end = text.find(END)
     if end >= 0:
         return read_head(text[:end], limits), memoryview(text)[end + len(END) :]
     if text:
-        check_begun(text, limits)
-    return None, begun
+        check_partial_head(text, limits)
+    return None, partial_head
 
 
-def glimpse(begun: bytes) -> RequestLine:
+def glimpse(partial_head: bytes) -> RequestLine:
     """Guess the request line of a refused request, for the error's format and the log line; the method may be `-`."""
-    found = _GLIMPSE.match(begun.removeprefix(CRLF))
+    found = _GLIMPSE.match(partial_head.removeprefix(CRLF))
     method, path = (b"-", b"") if found is None else found.groups(b"")
     return RequestLine(method.decode("ascii"), urllib.parse.unquote(path.decode("ascii")), path, b"", "1.1")
 
@@ -302,13 +302,13 @@ class ChunkedBody:
         self._chunk_left = 0
         self._has_line_end = True  # after the data of the last chunk
         self._in_trailer = False
-        self._begun = b""
+        self._partial_line = b""
         self._num_data_bytes = 0
         self._num_framing_bytes = 0
 
     def take(self, data: Bytes) -> tuple[bytes, bytes]:
         """Return the body's part of `data`, and the rest: of the next request, or for another loop tick. Raises BadRequest."""
-        data, self._begun = self._begun + data, b""
+        data, self._partial_line = self._partial_line + data, b""
         pieces: list[bytes] = []
         at = lines = 0
         while at < len(data) and not self.is_complete and lines < LINES_A_TICK:
@@ -318,7 +318,7 @@ class ChunkedBody:
                 continue
             end = self._line_end(data, at)
             if end < 0:
-                self._begun, at = data[at:], len(data)
+                self._partial_line, at = data[at:], len(data)
                 break
             self._line(data[at:end])
             self._num_framing_bytes += end + len(CRLF) - at

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from service.errors import BadRequest, HeadersTooLarge, Rejected, ServiceError, TargetTooLong
 from service.http.cycle import request_scope
-from service.http.request_parser import END, HeadLimits, check_begun, fields_of, glimpse, read_head, take_head
+from service.http.request_parser import END, HeadLimits, check_partial_head, fields_of, glimpse, read_head, take_head
 
 LIMITS = HeadLimits(max_header_bytes=1000, max_target_bytes=100, max_headers=20)
 
@@ -132,7 +132,7 @@ def test_a_line_of_the_largest_size_is_never_refused_while_it_arrives():
     whole = head(line=b"M" * 32 + b" /" + b"a" * 99 + b" HTTP/1.1")
     assert read_head(whole, LIMITS)
     for length in range(1, len(whole)):
-        check_begun(whole[:length], LIMITS)
+        check_partial_head(whole[:length], LIMITS)
     with pytest.raises(BadRequest):
         read_head(b"M" + whole, LIMITS)
 
@@ -140,22 +140,22 @@ def test_a_line_of_the_largest_size_is_never_refused_while_it_arrives():
 @pytest.mark.parametrize("num_bytes", [1, 2, 3, 1000])
 @pytest.mark.parametrize("before", [b"", b"\r\n", b"\r\n\r\n", b"\r\n" * 20, b"\n", b"\r\n\n", b"\r\r\n", b"\r\n "])
 def test_one_empty_line_before_a_request_is_skipped_however_it_is_split(before, num_bytes):
-    raw, begun, found = before + head() + END, b"", None
+    raw, partial_head, found = before + head() + END, b"", None
     is_refused = False
     for at in range(0, len(raw), num_bytes):
         assert found is None
         try:
-            found, rest = take_head(begun + raw[at : at + num_bytes], LIMITS)
+            found, rest = take_head(partial_head + raw[at : at + num_bytes], LIMITS)
         except BadRequest:
             is_refused = True
             break
-        begun = bytes(rest)
+        partial_head = bytes(rest)
     assert is_refused == (before not in (b"", b"\r\n"))
-    assert is_refused or (found, begun) == (read_head(head(), LIMITS), b"")
+    assert is_refused or (found, partial_head) == (read_head(head(), LIMITS), b"")
 
 
 @pytest.mark.parametrize(
-    ("begun", "seen"),
+    ("partial_head", "seen"),
     [
         (b"GET /v2/x?y z", ("GET", "/v2/x")),
         (b"FOO /a%20b HTTP/9.9", ("FOO", "/a b")),
@@ -167,8 +167,8 @@ def test_one_empty_line_before_a_request_is_skipped_however_it_is_split(before, 
         (b"GET", ("-", "")),
     ],
 )
-def test_a_refused_request_has_its_method_and_path_where_readable(begun, seen):
-    assert glimpse(begun)[:2] == seen
+def test_a_refused_request_has_its_method_and_path_where_readable(partial_head, seen):
+    assert glimpse(partial_head)[:2] == seen
 
 
 # Two other parsers as oracles, over valid, nearly valid and malformed heads.
@@ -287,12 +287,12 @@ def test_a_valid_head_is_never_refused_while_it_arrives(raw):
     except ServiceError:
         return
     for length in range(1, len(whole) + len(END)):
-        check_begun((whole + END)[:length], LIMITS)
+        check_partial_head((whole + END)[:length], LIMITS)
 
 
 @given(st.binary(max_size=300))
 def test_any_input_raises_only_service_errors(raw):
-    for read in (read_head, check_begun):
+    for read in (read_head, check_partial_head):
         with contextlib.suppress(Rejected):
             read(raw, LIMITS)
     glimpse(raw)
