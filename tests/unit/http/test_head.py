@@ -290,6 +290,24 @@ def test_a_valid_head_is_never_refused_while_it_arrives(raw):
         check_partial_head((whole + END)[:length], LIMITS)
 
 
+def found_in(pieces: list[bytes]) -> tuple[object, bytes] | None:
+    """What `take_head` returns once the head is complete; None if it is refused before."""
+    found, rest = None, b""
+    for piece in pieces:
+        try:
+            found, rest = take_head(bytes(rest) + piece, LIMITS)
+        except ServiceError:
+            return None
+        assert found is None or piece is pieces[-1]
+    return found, bytes(rest)
+
+
+@given(st.sampled_from([b"", b"\r\n", b"\r\n\r\n"]), heads(), st.integers(1, 40))
+def test_how_a_head_is_split_never_decides_whether_it_is_accepted(before, raw, num_bytes):
+    whole = before + (raw + END).partition(END)[0] + END
+    assert found_in([whole[at : at + num_bytes] for at in range(0, len(whole), num_bytes)]) == found_in([whole])
+
+
 @given(st.binary(max_size=300))
 def test_any_input_raises_only_service_errors(raw):
     for read in (read_head, check_partial_head):
