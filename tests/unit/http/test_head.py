@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 
 from service.errors import BadRequest, HeadersTooLarge, Rejected, ServiceError, TargetTooLong
 from service.http.cycle import request_scope
-from service.http.request_parser import END, HeadLimits, check_partial_head, fields_of, glimpse, read_head, take_head
+from service.http.request_parser import (
+    END,
+    Bytes,
+    HeadLimits,
+    check_partial_head,
+    fields_of,
+    glimpse,
+    read_head,
+    take_head,
+)
 
 LIMITS = HeadLimits(max_header_bytes=1000, max_target_bytes=100, max_headers=20)
 
@@ -292,7 +301,8 @@ def test_a_valid_head_is_never_refused_while_it_arrives(raw):
 
 def found_in(pieces: list[bytes]) -> tuple[object, bytes] | None:
     """What `take_head` returns once the head is complete; None if it is refused before."""
-    found, rest = None, b""
+    found: object = None
+    rest: Bytes = b""
     for piece in pieces:
         try:
             found, rest = take_head(bytes(rest) + piece, LIMITS)
