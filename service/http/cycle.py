@@ -20,7 +20,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from service.errors import QueueFull, ServiceError
-from service.http.asgi import CALLER, FIELDS, ClientGone
+from service.http.asgi import CYCLE, FIELDS, ClientGone
 from service.http.request_parser import Head, HeaderFields
 from service.loop_time import LoopTick
 
@@ -209,7 +209,7 @@ class Cycle(RequestResponseCycle):
         self._num_bytes = 0
         self._read_ahead = read_ahead
         self._num_ahead = 0  # the bytes of `_num_bytes` that `read_ahead` counts
-        scope[CALLER] = self
+        scope[CYCLE] = self
         self._is_old = scope["http_version"] == "1.0"
         if self._is_old:
             self.chunked_encoding = False
@@ -218,7 +218,7 @@ class Cycle(RequestResponseCycle):
         await super().run_asgi(app)
         # Break the reference cycle: only the garbage collector would find it, with all of the request's memory.
         scope: Any = self.scope
-        scope.pop(CALLER, None)
+        scope.pop(CYCLE, None)
         self._take_pieces()  # free unread pieces: the cycle lives as long as its connection, which may linger
 
     def fail(self, failure: ServiceError) -> None:

@@ -10,7 +10,7 @@ import weakref
 import pytest
 
 from service.errors import QueueFull
-from service.http.asgi import CALLER
+from service.http.asgi import CYCLE
 from service.http.connection import (
     DISCARD_DELAY_S,
     LINGER_S,
@@ -116,7 +116,7 @@ async def test_a_disconnect_is_noticed_in_every_state():
 
 
 class Asking:
-    """An application that uses the connection's caller (`api/request_body.py`) and answers when `gate` opens."""
+    """An application that uses the connection's cycle (`api/request_body.py`) and answers when `gate` opens."""
 
     def __init__(self, room: Room) -> None:
         self.gate = asyncio.Event()
@@ -125,14 +125,14 @@ class Asking:
         room.connection.app = self
 
     async def __call__(self, scope, receive, send):
-        caller = scope[CALLER]
-        whole = caller.take_body()
+        cycle = scope[CYCLE]
+        whole = cycle.take_body()
         self.taken.append(None if whole is None else b"".join(whole))
         while whole is None and (await receive())["more_body"]:
             pass
-        caller.on_disconnect(lambda: self.gone.append(scope["path"]))
+        cycle.on_disconnect(lambda: self.gone.append(scope["path"]))
         await self.gate.wait()
-        caller.on_disconnect(None)
+        cycle.on_disconnect(None)
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
         await send({"type": "http.response.body", "body": b""})
 
@@ -156,8 +156,8 @@ async def test_bytes_are_counted_on_arrival_rather_than_on_receive():
     come: list[int] = []
 
     async def application(scope, receive, send):
-        caller = scope[CALLER]
-        caller.on_bytes(come.append)
+        cycle = scope[CYCLE]
+        cycle.on_bytes(come.append)
         await receive()
 
     room.connection.app = application
@@ -179,7 +179,7 @@ async def test_a_body_above_the_budget_is_dropped_and_its_reader_gets_the_error(
         held.append(num_bytes)
 
     async def application(scope, receive, send):
-        scope[CALLER].on_bytes(come)
+        scope[CYCLE].on_bytes(come)
         with pytest.raises(QueueFull, match="no room"):
             await receive()
         await asyncio.Event().wait()
@@ -202,7 +202,7 @@ async def test_reading_pauses_far_ahead_of_an_application_and_not_of_one_that_co
     async def application(scope, receive, send):
         await gate.wait()
         if counts:
-            scope[CALLER].on_bytes(lambda _: None)
+            scope[CYCLE].on_bytes(lambda _: None)
         while (message := await receive())["more_body"]:
             woken.append(len(message["body"]))
 
@@ -252,7 +252,7 @@ async def test_bytes_read_ahead_count_until(end):
     async def application(scope, receive, send):
         await gate.wait()
         if end == "it counts the bytes":
-            scope[CALLER].on_bytes(lambda _: None)
+            scope[CYCLE].on_bytes(lambda _: None)
             await asyncio.Event().wait()
         await receive()
 
@@ -281,7 +281,7 @@ async def test_the_read_part_of_a_refused_body_is_released_while_the_rest_is_dro
         raise refusal
 
     async def application(scope, receive, send):
-        scope[CALLER].on_bytes(come)
+        scope[CYCLE].on_bytes(come)
         with contextlib.suppress(QueueFull):
             await receive()
         assert (await receive())["type"] == "http.disconnect"
