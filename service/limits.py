@@ -102,7 +102,12 @@ def _intake_bytes(settings: Settings) -> int:
 
 def transport_limits(settings: Settings) -> ConnectionLimits:
     return ConnectionLimits(
-        head=HeadLimits(settings.max_header_bytes, settings.max_target_bytes, settings.max_headers),
+        head=HeadLimits(
+            settings.max_header_bytes,
+            settings.max_target_bytes,
+            settings.max_headers,
+            is_tls=settings.tls_cert_file is not None,
+        ),
         header_timeout_s=settings.header_timeout_s,
         write_timeout_s=settings.write_timeout_s,
         max_connections=max_connections(settings.max_connections),

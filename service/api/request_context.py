@@ -32,7 +32,7 @@ from service.batching.decoding_queue import DecodingQueue
 from service.batching.job import NOTHING, Cost
 from service.batching.policy import BatchLimits, size_class
 from service.errors import CostLimit, DeadlineExceeded, Draining, InvalidInput, NotReady, QueueFull
-from service.http.asgi import CALLER, KEY_DIGEST, ClientGone, Scope, Send
+from service.http.asgi import CYCLE, KEY_DIGEST, ClientGone, Scope, Send
 from service.http.cycle import Cycle
 from service.http.request_parser import HeaderFields, fields_of
 from service.layers.catalog import Catalog, Served
@@ -135,7 +135,7 @@ class RequestContext:
         self._task: asyncio.Task[Any] | None = None
         self._end: Callable[[], Exception] | None = None
         self._record = record_of(scope)
-        self._cycle: Cycle = scope[CALLER]
+        self._cycle: Cycle = scope[CYCLE]
         self._timeout_s = self.limits.timeout_s
         self._complete = self._answered = 0.0
         self._is_binary = False

@@ -14,7 +14,7 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 # Set if the transport refuses the request: the ServiceError to answer with.
 REFUSED = "attention.refused"
 # The request's Cycle, which reports the arrival of its body and a disconnect.
-CALLER = "attention.caller"
+CYCLE = "attention.cycle"
 # The header fields, which `request_parser.fields_of` returns.
 FIELDS = "attention.fields"
 # Set above max_connections: only health and metrics are served.

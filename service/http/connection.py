@@ -2,7 +2,7 @@
 
 Must not know: routes, status codes, the format of an error response. A request that is refused here goes to the application
 with the error in its scope (`REFUSED`), so it is answered, counted and logged like any other.
-Invariants: A connection serves one request at a time; pipelined bytes are buffered, and above MAX_EARLY_BYTES reading pauses.
+Invariants: A connection serves one request at a time; pipelined bytes are buffered, and above MAX_PIPELINED_BYTES reading pauses.
 Headers, idle time, writes and the close have deadlines. If the last response precedes its request's end, the connection lingers
 for LINGER_S. After a half-close, a request is answered only if it ends the connection (`close`, HTTP/1.0).
 """
@@ -24,7 +24,7 @@ from service.errors import BadRequest, ClientTimeout, ServiceError
 from service.http.asgi import CROWDED, REFUSED
 from service.http.cycle import CoalescingTransport, Cycle, Flow, ReadAhead, WriteCoalescer, request_scope
 from service.http.listener import ConnectionSlot
-from service.http.request_parser import Bytes, ChunkedBody, CountedBody, Head, HeadLimits, glimpse, take_head
+from service.http.request_parser import CRLF, Bytes, ChunkedBody, CountedBody, Head, HeadLimits, glimpse, take_head
 
 # Closing with unread bytes would reset the connection, and the client might lose its response.
 LINGER_S = 2.0
@@ -37,8 +37,8 @@ MAX_DISCARDS = 4
 MAX_LINGER_BYTES = 64 * 2**20
 # The unused rest of a body is read and dropped up to this size, so that the connection can be reused.
 MAX_DROPPED_BYTES = 64 * 1024
-MAX_EARLY_BYTES = 64 * 1024
-# After a half-close the loop reads nothing more and notices no reset, so a check at this interval looks for one.
+MAX_PIPELINED_BYTES = 64 * 1024
+# After a half-close, or while reading is paused, the loop notices no reset, so a check at this interval looks for one.
 RESET_CHECK_S = 0.05
 # Pause between two ticks that each parse many small chunks, so that other threads get the interpreter.
 PAUSE_S = 0.001
@@ -49,9 +49,10 @@ class ConnectionLimits:
     """Limits of size and time that hold before the application reads a request.
 
     The headers must be complete `header_timeout_s` after the connection opened, or after the first byte of a later request. The
-    client must read each piece of a long response, or all of a short one, within `write_timeout_s`. All waits of a response for
-    its client may take `write_timeout_s` plus the time of its bytes at `min_response_bytes_per_s` (0: any time). A process
-    keeps at most `max_connections` connections, and `max_read_ahead_bytes` of bodies that the application does not read yet.
+    client must read each piece of a long response, or a short one, down to the transport's low-water mark within
+    `write_timeout_s`, and the rest of a response in that time again. All waits of a response for its client may take
+    `write_timeout_s` plus the time of its bytes at `min_response_bytes_per_s` (0: any time). A process keeps at most
+    `max_connections` connections, and `max_read_ahead_bytes` of bodies that the application does not read yet.
     """
 
     head: HeadLimits
@@ -67,7 +68,7 @@ class Stage(enum.Enum):
 
     HEAD = enum.auto()
     BODY = enum.auto()
-    EARLY = enum.auto()  # the next request, while the current response is unfinished
+    PIPELINED = enum.auto()  # the next request, while the current response is unfinished
     DROP = enum.auto()  # no request: they are discarded, because the connection takes no further one
 
 
@@ -143,10 +144,15 @@ class Connection(HttpToolsProtocol):
         self._read_ahead = read_ahead
         self._stage = Stage.HEAD
         self._is_idle = False  # between two requests, so not before the first
-        self._partial_head = self._early_bytes = b""
+        self._partial_head = b""
+        self._pipelined_bytes = (
+            b""  # they wait for the end of this request, or for the next tick if they are chunks of its body
+        )
         self._body: CountedBody | ChunkedBody = CountedBody(0)
         self._is_half_closed = False
-        self._is_last = self._early_is_last = False  # whether this request, or a buffered one, says that it is the last
+        self._is_last = self._pipelined_is_last = (
+            False  # whether this request, or a buffered one, says that it is the last
+        )
         self._is_shedding = False
         self._num_dropped_bytes = 0
         self._linger_ends_at = 0.0
@@ -170,21 +176,24 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._read_deadline.stop()
         self._write_deadline.stop()
-        self._stage, self._partial_head, self._early_bytes = Stage.DROP, b"", b""
+        self._stage, self._partial_head, self._pipelined_bytes = Stage.DROP, b"", b""
         self._slot.leave()
         super().connection_lost(exc)
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.report_disconnect()
 
     def data_received(self, data: bytes) -> None:
-        self._keep_early(data) if self._early_bytes else self._take(data)
+        if self._pipelined_bytes:
+            self._keep_pipelined(data)
+        else:
+            self._take(data)
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio's says bool
         """Return whether the connection stays open because the client still waits. TLS has no half-close."""
         self._is_half_closed = True
         self._coalescing.send_held()  # send these responses now, before the connection may close
-        early = self._early_bytes.lower()
-        self._early_is_last = b"close" in early or b"http/1.0" in early
+        pipelined = self._pipelined_bytes.lower()
+        self._pipelined_is_last = b"close" in pipelined or b"http/1.0" in pipelined
         return self.transport.can_write_eof() and self._client_waits()
 
     def shutdown(self) -> None:
@@ -206,7 +215,8 @@ class Connection(HttpToolsProtocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         cycle, limits, left_s = self.cycle, self._limits, 0.0
-        if limits.min_response_bytes_per_s:
+        # Else the bytes may be those of the previous response, which was held back.
+        if limits.min_response_bytes_per_s and cycle.num_written:
             cycle.paused_at = self.loop.time()
             left_s = cycle.num_written / limits.min_response_bytes_per_s - cycle.waited_s
         self._write_deadline.set(limits.write_timeout_s + min(0.0, left_s))
@@ -226,8 +236,11 @@ class Connection(HttpToolsProtocol):
                 data = self._take_head(data)
             elif self._stage is Stage.BODY:
                 data = self._take_body(data)
+            elif self._stage is Stage.PIPELINED:
+                self._keep_pipelined(data)
+                return
             else:
-                self._keep_early(data) if self._stage is Stage.EARLY else self._count_dropped(len(data))
+                self._count_dropped(len(data))
                 return
 
     def _take_head(self, data: Bytes) -> Bytes:
@@ -257,27 +270,29 @@ class Connection(HttpToolsProtocol):
         if not cycle.response_complete:
             cycle.arrived(piece, is_whole=body.is_complete)
         if not body.is_complete and rest:
-            self._keep_early(rest)
-            self.loop.call_later(PAUSE_S, self._take_early)
+            self._keep_pipelined(rest)
+            self.loop.call_later(PAUSE_S, self._take_pipelined)
             return b""
         if body.is_complete:
-            self._stage = Stage.EARLY
+            self._stage = Stage.PIPELINED
             if cycle.response_complete:
                 self._await_next()
         return rest
 
-    def _take_early(self) -> None:
-        data, self._early_bytes, self.flow.is_full = self._early_bytes, b"", False
+    def _take_pipelined(self) -> None:
+        data, self._pipelined_bytes, self.flow.is_full = self._pipelined_bytes, b"", False
         self._take(data)
         if self._is_half_closed and not self._client_waits():
             self._coalescing.send_held()
             self.transport.close()
 
-    def _keep_early(self, data: Bytes) -> None:
-        self._early_bytes += data
-        if len(self._early_bytes) > MAX_EARLY_BYTES:
+    def _keep_pipelined(self, data: Bytes) -> None:
+        self._pipelined_bytes += data
+        if len(self._pipelined_bytes) > MAX_PIPELINED_BYTES:
             self.flow.is_full = True
             self.flow.pause_reading()
+            if self._stage is Stage.PIPELINED:
+                self._read_deadline.set(RESET_CHECK_S)
 
     def _count_dropped(self, num_bytes: int) -> None:
         self._num_dropped_bytes += num_bytes
@@ -285,12 +300,12 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
 
     def _on_read_deadline(self) -> None:
-        """Handle the read deadline of the current stage. After a half-close, check for a reset."""
-        if self._is_half_closed and self._client_waits():
+        """Handle the read deadline of the current stage. While the loop would notice no reset, check for one."""
+        if (self._is_half_closed or self.flow.is_full) and self._client_waits():
             return
         if self._stage is Stage.DROP and self.loop.time() < self._linger_ends_at:
             self._discard()
-        elif self._stage is Stage.HEAD and self._partial_head:
+        elif self._stage is Stage.HEAD and self._partial_head not in (b"", CRLF):
             error = ClientTimeout(f"the headers did not arrive within {self._limits.header_timeout_s:g} s")
             self._refuse(error)
         else:
@@ -298,14 +313,14 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
 
     def _client_waits(self) -> bool:
-        """Return whether a client that half-closed still waits for a response; if so, check again later."""
+        """Return whether a client from which nothing is read still waits for a response; if so, check again later."""
         if self._stage is Stage.HEAD or self.cycle.response_complete or self.transport.is_closing():
             return False
         if self._stage is Stage.BODY:
-            may_wait = bool(self._early_bytes)  # decided when these bytes are parsed
+            may_wait = bool(self._pipelined_bytes)  # decided when these bytes are parsed
         else:
-            is_early_last = self._early_is_last and bool(self._early_bytes)
-            may_wait = self._stage is Stage.DROP or self._is_last or is_early_last
+            is_pipelined_last = self._pipelined_is_last and bool(self._pipelined_bytes)
+            may_wait = not self._is_half_closed or self._stage is Stage.DROP or self._is_last or is_pipelined_last
         if not may_wait or self._slot.is_reset:
             return False
         self._read_deadline.set(RESET_CHECK_S)
@@ -321,7 +336,7 @@ class Connection(HttpToolsProtocol):
         if not self.flow.write_paused:  # else the deadline is the previous response's
             self._write_deadline.clear()
         self._body = ChunkedBody() if head.length is None else CountedBody(head.length)
-        self._stage = Stage.EARLY if self._body.is_complete else Stage.BODY
+        self._stage = Stage.PIPELINED if self._body.is_complete else Stage.BODY
         scope = request_scope(self._common_scope, head, self.app_state)
         if self._slot.is_overflow:
             scope[CROWDED] = True
@@ -348,7 +363,7 @@ class Connection(HttpToolsProtocol):
 
     def may_be_reused(self) -> bool:
         """Return whether the connection takes another request: the body is complete, or its rest is small and sure to come."""
-        if self._is_shedding and not self._early_bytes:  # requests that have arrived are answered first
+        if self._is_shedding and not self._pipelined_bytes:  # requests that have arrived are answered first
             return False
         if self._stage is not Stage.BODY:
             return True
@@ -369,14 +384,14 @@ class Connection(HttpToolsProtocol):
     def _await_next(self) -> None:
         self._stage, self._is_idle = Stage.HEAD, True
         self._read_deadline.set(self.timeout_keep_alive)
-        if self._early_bytes:
-            self._take_early()
+        if self._pipelined_bytes:
+            self._take_pipelined()
             self.flow.resume_reading()
 
     def _lingering_close(self) -> None:
         """Close after the last response: at once if the client has nothing more to send, else after LINGER_S."""
-        is_finished = self._is_half_closed or (self._stage is Stage.EARLY and not self._early_bytes)
-        self._stage, self._early_bytes, self.flow.is_full = Stage.DROP, b"", False
+        is_finished = self._is_half_closed or (self._stage is Stage.PIPELINED and not self._pipelined_bytes)
+        self._stage, self._pipelined_bytes, self.flow.is_full = Stage.DROP, b"", False
         self._read_deadline.clear()
         self._write_deadline.set(self._limits.write_timeout_s)
         if is_finished or self.transport.is_closing():
@@ -396,11 +411,11 @@ class Connection(HttpToolsProtocol):
         try:
             for _ in range(MAX_DISCARDS):
                 num_bytes = self._slot.discard()
-                self._count_dropped(num_bytes)
                 if not num_bytes:
                     self.transport.close()
-                    break
-        except BlockingIOError:
+                    return
+                self._count_dropped(num_bytes)
+        except BlockingIOError:  # no more has arrived
             pass
         except OSError:  # reset
             self.transport.close()

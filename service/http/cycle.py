@@ -6,7 +6,7 @@ counts as sent if the client disconnected before its end. Only the connection de
 Write coalescing: every response wakes its client, and a client on the same machine takes a core from the service. Responses that
 are sent together are read together, and the next requests arrive together (docs/performance.md). The first response of a tick is
 sent at once, because it may be the only one. The others are sent in order when the tick ends, or after the inline batch that
-began in it.
+began in it. A response to HEAD, and one that closes its connection, is sent at once too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from service.errors import QueueFull, ServiceError
-from service.http.asgi import CALLER, FIELDS, ClientGone
+from service.http.asgi import CYCLE, FIELDS, ClientGone
 from service.http.request_parser import Head, HeaderFields
 from service.loop_time import LoopTick
 
@@ -160,8 +160,14 @@ def request_scope(common: dict[str, Any], head: Head, state: dict[str, Any]) -> 
 
 
 class Cycle(RequestResponseCycle):
-    """uvicorn's cycle, with six differences: `fail`, ClientGone, a body whose rest may be dropped, no chunks before HTTP/1.1,
-    a head that is sent with its body, and methods that report the body and a disconnect without a task or a timer.
+    """uvicorn's cycle, with six differences.
+
+    - `fail` makes `receive` raise an error.
+    - `send` raises ClientGone if the client disconnected before the end of the response.
+    - It drops the rest of a body that exceeds a bound, or that is unread when the response is complete.
+    - It sends no chunks to clients before HTTP/1.1.
+    - It sends the head of a response together with the beginning of its body.
+    - It reports the arrival of the body (`on_bytes`) and a disconnect (`on_disconnect`) without a task or a timer.
 
     `may_be_reused` returns whether the connection takes another request after the response that begins now.
     """
@@ -203,7 +209,7 @@ class Cycle(RequestResponseCycle):
         self._num_bytes = 0
         self._read_ahead = read_ahead
         self._num_ahead = 0  # the bytes of `_num_bytes` that `read_ahead` counts
-        scope[CALLER] = self
+        scope[CYCLE] = self
         self._is_old = scope["http_version"] == "1.0"
         if self._is_old:
             self.chunked_encoding = False
@@ -212,7 +218,7 @@ class Cycle(RequestResponseCycle):
         await super().run_asgi(app)
         # Break the reference cycle: only the garbage collector would find it, with all of the request's memory.
         scope: Any = self.scope
-        scope.pop(CALLER, None)
+        scope.pop(CYCLE, None)
         self._take_pieces()  # free unread pieces: the cycle lives as long as its connection, which may linger
 
     def fail(self, failure: ServiceError) -> None:

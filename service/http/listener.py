@@ -89,7 +89,7 @@ class Listener:
     """Accepts connections on one bound socket, on the running loop; `make` gives a connection its protocol.
 
     It keeps up to `max_connections` connections, and MAX_OVERFLOW more, which serve one request each. With `tls` the handshake
-    may take `handshake_timeout_s`. `report_pause` gets the error that pauses accepting.
+    may take `handshake_timeout_s`. `report_error` gets the error that pauses accepting, or ends it early in `close`.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Listener:
         make: Callable[[ConnectionSlot], asyncio.Protocol],
         tls: ssl.SSLContext | None,
         handshake_timeout_s: float,
-        report_pause: Callable[[OSError], None],
+        report_error: Callable[[OSError], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._socket = bound
@@ -107,7 +107,7 @@ class Listener:
         self._make = make
         self._tls = tls
         self._handshake_timeout_s = handshake_timeout_s
-        self._report_pause = report_pause
+        self._report_error = report_error
         self._kept: dict[ConnectionSlot, None] = {}
         self._overflow: dict[ConnectionSlot, None] = {}
         self._connecting: set[asyncio.Task[None]] = set()
@@ -118,23 +118,38 @@ class Listener:
         self._socket.listen(BACKLOG)
         self._loop.add_reader(self._socket, self._take)
 
-    def close(self) -> list[socket.socket]:
-        """Stop accepting, and return the connections that wait in the kernel: closing the socket would reset them."""
+    def close(self) -> set[asyncio.Task[None]]:
+        """Stop accepting, and return the tasks of all connections whose TLS handshake is unfinished.
+
+        Those that wait in the kernel are accepted first, because closing the socket resets them. If that fails, because no
+        descriptor is left, the error is reported.
+        """
         if self._pause is not None:
             self._pause.cancel()
         self._loop.remove_reader(self._socket)
-        waiting = []
-        with contextlib.suppress(OSError):  # no connection is left
-            while True:
-                waiting.append(self._socket.accept()[0])
+        while True:
+            try:
+                self._begin(self._socket.accept()[0])
+            except BlockingIOError:
+                break
+            except ConnectionAbortedError:
+                continue
+            except OSError as error:
+                self._report_error(error)
+                break
         self._socket.close()
-        return waiting
+        return self._connecting.copy()
 
-    async def connect(self, taken: socket.socket, handshake_timeout_s: float) -> None:
+    def _begin(self, taken: socket.socket) -> None:
+        task = self._loop.create_task(self._connect(taken))
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
+
+    async def _connect(self, taken: socket.socket) -> None:
         """Give an accepted connection a slot and its protocol, TLS handshake included; return when it has them or has failed."""
         taken.setblocking(False)
         slot = self._slot(taken)
-        tls: Any = {} if self._tls is None else {"ssl": self._tls, "ssl_handshake_timeout": handshake_timeout_s}
+        tls: Any = {} if self._tls is None else {"ssl": self._tls, "ssl_handshake_timeout": self._handshake_timeout_s}
         try:
             await self._loop.connect_accepted_socket(functools.partial(self._make, slot), taken, **tls)
         except BaseException as error:
@@ -157,10 +172,8 @@ class Listener:
             except (BlockingIOError, ConnectionAbortedError):
                 return
             except OSError as error:
-                self._report_pause(error)
+                self._report_error(error)
                 self._loop.remove_reader(self._socket)
                 self._pause = self._loop.call_later(PAUSE_S, self._loop.add_reader, self._socket, self._take)
                 return
-            task = self._loop.create_task(self.connect(taken, self._handshake_timeout_s))
-            self._connecting.add(task)
-            task.add_done_callback(self._connecting.discard)
+            self._begin(taken)

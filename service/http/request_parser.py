@@ -2,8 +2,9 @@
 
 Must not know: sockets, time, how large a body may be (`api/request_body.py`).
 Invariants: A head that two parsers could read in two ways is refused, so that a proxy in front always sees the same requests as
-this service. Only CR LF ends a line. A head is refused as soon as the part that has arrived is wrong. Clients repeat their
-heads, so `read_head` caches them, and HeaderFields caches what is parsed from their fields. A cached head was fully checked.
+this service. Only CR LF ends a line. Of an incomplete head only the request line, the bytes and the sizes are checked. Clients
+repeat their heads, so `read_head` caches them, and HeaderFields caches what is parsed from their fields. A cached head was
+fully checked. Whether a request is accepted never depends on how its bytes are split.
 A body ends at an exact byte; what follows belongs to the next request. Besides FREE_FRAMING_BYTES, chunk sizes, extensions and
 trailers together take at most half as many bytes as the data, so that a million tiny chunks cannot keep the loop busy.
 """
@@ -70,18 +71,18 @@ MAX_LENGTH_DIGITS = 19
 NUM_CACHED = 256
 MAX_CACHED_BYTES = 1024
 _MAX_METHOD_BYTES = 32
-# A method, two spaces and "HTTP/1.1" around the target.
-_AROUND_TARGET_BYTES = _MAX_METHOD_BYTES + 10
+# A method, two spaces, "HTTP/1.1" and CR around the target.
+_AROUND_TARGET_BYTES = _MAX_METHOD_BYTES + 11
 
 _TOKEN = b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 # Bytes allowed in a line: visible characters, spaces, tabs and the bytes above ASCII.
 _IN_LINE = bytes([0x09, *range(0x20, 0x7F), *range(0x80, 0x100)])
-_METHOD = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,32}"
-_BEGUN = re.compile(_METHOD + rb"(?: |\Z)")
+_METHOD = rb"[!#$%%&'*+\-.^_`|~0-9A-Za-z]{1,%d}" % _MAX_METHOD_BYTES
+_BEGINNING = re.compile(_METHOD + rb"(?: |\Z)")
 _REQUEST_LINE = re.compile(rb"(" + _METHOD + rb") ([\x21-\x7e]+) HTTP/1\.([01])")
-_GLIMPSE = re.compile(rb"(" + _METHOD + rb") (?:(?i:http)://[^/?# ]{0,255})?(/[\x21-\x3e\x40-\x7e]{0,255})?")
-_AUTHORITY = re.compile(rb"[^ ]+ (?i:http)://([^/? ]+)")
-_ABSOLUTE = re.compile(rb"(?i:http)://[A-Za-z0-9.\-_~:\[\]]+(/.*|\?.*)?")
+_GLIMPSE = re.compile(rb"(" + _METHOD + rb") (?:(?i:https?)://[^/?# ]{0,255})?(/[\x21-\x3e\x40-\x7e]{0,255})?")
+_AUTHORITY = re.compile(rb"[^ ]+ (?i:https?)://([^/? ]+)")
+_ABSOLUTE = re.compile(rb"(?i:http(s?))://[A-Za-z0-9.\-_~:\[\]]+(/.*|\?.*)?")
 _UNCLEAN = "the lines of a request must end with CR LF and have no control characters"
 _HOST = re.compile(rb"(?:[A-Za-z0-9.\-_~!$&'()*+,;=%]*|\[[0-9A-Fa-fv:.]+\])(?::[0-9]*)?")
 
@@ -90,6 +91,7 @@ class HeadLimits(NamedTuple):
     max_header_bytes: int  # of all header fields together
     max_target_bytes: int
     max_headers: int
+    is_tls: bool = False  # a target that is a whole URL may have https, not only http
 
 
 class RequestLine(NamedTuple):
@@ -120,7 +122,7 @@ def read_head(head: bytes, limits: HeadLimits) -> Head:
 
 def _read_head(head: bytes, limits: HeadLimits) -> Head:
     line, _, block = head.partition(CRLF)
-    request_line = read_request_line(line, limits.max_target_bytes)
+    request_line = read_request_line(line, limits)
     if len(block) > limits.max_header_bytes:
         raise _too_large(limits.max_header_bytes)
     if not is_clean(head):
@@ -137,43 +139,44 @@ def _read_head(head: bytes, limits: HeadLimits) -> Head:
 _cached_head = functools.lru_cache(NUM_CACHED)(_read_head)
 
 
-def check_begun(begun: bytes, limits: HeadLimits) -> None:
+def check_partial_head(partial_head: bytes, limits: HeadLimits) -> None:
     """Raise the error that is already certain from the start of an incomplete head."""
-    if begun == b"\r":  # the start of an empty line before the request
+    if partial_head == b"\r":  # the start of an empty line before the request
         return
-    line, end, block = begun.partition(CRLF)
-    if not is_clean(begun.removesuffix(b"\r")):
+    line, end, block = partial_head.partition(CRLF)
+    if not is_clean(partial_head.removesuffix(b"\r")):
         raise BadRequest(_UNCLEAN)
     if end:
-        read_request_line(line, limits.max_target_bytes)
-    elif _BEGUN.match(begun) is None:
+        read_request_line(line, limits)
+    elif _BEGINNING.match(partial_head) is None:
         raise BadRequest("a request must begin with a method, a target and a version")
-    elif len(begun) > limits.max_target_bytes + _AROUND_TARGET_BYTES:
+    elif len(partial_head) > limits.max_target_bytes + _AROUND_TARGET_BYTES:
         raise _too_long(limits.max_target_bytes)
     if len(block) > limits.max_header_bytes + len(END):
         raise _too_large(limits.max_header_bytes)
 
 
-def take_head(begun: bytes, limits: HeadLimits) -> tuple[Head | None, Bytes]:
-    """Return the head of a request and the bytes after it; None and its bytes while it is incomplete. Raises as `read_head`."""
-    begun = begun.removeprefix(CRLF)  # RFC 9112, section 2.2: skip one empty line before a request
-    end = begun.find(END)
+def take_head(partial_head: bytes, limits: HeadLimits) -> tuple[Head | None, Bytes]:
+    """Return the head of a request and the bytes after it; None and all bytes while it is incomplete. Raises as `read_head`."""
+    text = partial_head.removeprefix(CRLF)  # RFC 9112, section 2.2: skip one empty line before a request
+    end = text.find(END)
     if end >= 0:
-        return read_head(begun[:end], limits), memoryview(begun)[end + len(END) :]
-    if begun:
-        check_begun(begun, limits)
-    return None, begun
+        return read_head(text[:end], limits), memoryview(text)[end + len(END) :]
+    if text:
+        check_partial_head(text, limits)
+    return None, partial_head
 
 
-def glimpse(begun: bytes) -> RequestLine:
+def glimpse(partial_head: bytes) -> RequestLine:
     """Guess the request line of a refused request, for the error's format and the log line; the method may be `-`."""
-    found = _GLIMPSE.match(begun.removeprefix(CRLF))
+    found = _GLIMPSE.match(partial_head.removeprefix(CRLF))
     method, path = (b"-", b"") if found is None else found.groups(b"")
     return RequestLine(method.decode("ascii"), urllib.parse.unquote(path.decode("ascii")), path, b"", "1.1")
 
 
 @functools.lru_cache(NUM_CACHED)
-def read_request_line(line: bytes, max_target_bytes: int) -> RequestLine:
+def read_request_line(line: bytes, limits: HeadLimits) -> RequestLine:
+    max_target_bytes = limits.max_target_bytes
     found = _REQUEST_LINE.fullmatch(line)
     # Check the length first: a target that is too long gets that error, whatever it contains.
     if len(line) > max_target_bytes and len(line.partition(b" ")[2].partition(b" ")[0]) > max_target_bytes:
@@ -182,7 +185,7 @@ def read_request_line(line: bytes, max_target_bytes: int) -> RequestLine:
         raise BadRequest("a request line must be a method, a target of visible ASCII and HTTP/1.1 or HTTP/1.0")
     method, target = found[1].decode("ascii"), found[2]
     if not target.startswith(b"/"):
-        target = _other_target(method, target)
+        target = _other_target(method, target, is_tls=limits.is_tls)
     if b"#" in target:
         raise BadRequest("a request target must not have a fragment")
     raw_path, _, query = target.partition(b"?")
@@ -191,14 +194,14 @@ def read_request_line(line: bytes, max_target_bytes: int) -> RequestLine:
     return RequestLine(method, path, raw_path, query, f"1.{found[3].decode('ascii')}")
 
 
-def _other_target(method: str, target: bytes) -> bytes:
-    """Return the path of a target that is a whole http URL, or `*` for OPTIONS (RFC 9112, section 3.2)."""
+def _other_target(method: str, target: bytes, *, is_tls: bool) -> bytes:
+    """Return the path of a target that is a whole URL, or `*` for OPTIONS (RFC 9112, section 3.2)."""
     if target == b"*" and method == "OPTIONS":
         return target
     found = _ABSOLUTE.fullmatch(target)
-    if found is None:
-        raise BadRequest("a request target must be a path, an http URL, or * for OPTIONS")
-    rest: bytes = found[1] or b"/"
+    if found is None or (found[1] and not is_tls):
+        raise BadRequest("a request target must be a path, an http URL (with TLS also https), or * for OPTIONS")
+    rest: bytes = found[2] or b"/"
     return rest if rest.startswith(b"/") else b"/" + rest
 
 
@@ -299,13 +302,13 @@ class ChunkedBody:
         self._chunk_left = 0
         self._has_line_end = True  # after the data of the last chunk
         self._in_trailer = False
-        self._begun = b""
+        self._partial_line = b""
         self._num_data_bytes = 0
         self._num_framing_bytes = 0
 
     def take(self, data: Bytes) -> tuple[bytes, bytes]:
         """Return the body's part of `data`, and the rest: of the next request, or for another loop tick. Raises BadRequest."""
-        data, self._begun = self._begun + data, b""
+        data, self._partial_line = self._partial_line + data, b""
         pieces: list[bytes] = []
         at = lines = 0
         while at < len(data) and not self.is_complete and lines < LINES_A_TICK:
@@ -315,7 +318,7 @@ class ChunkedBody:
                 continue
             end = self._line_end(data, at)
             if end < 0:
-                self._begun, at = data[at:], len(data)
+                self._partial_line, at = data[at:], len(data)
                 break
             self._line(data[at:end])
             self._num_framing_bytes += end + len(CRLF) - at

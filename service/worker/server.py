@@ -187,12 +187,13 @@ class Server(uvicorn.Server):
         end = loop.time() + (min(self._grace_s, FAULT_GRACE_S) if self.exit_code else self._grace_s)
         settling = loop.call_at(end, self._settle)
         self._service.stop_admitting()
-        # Take over the connections that wait to be accepted, in the step that closes the listener: closing it would reset them.
-        waiting = self._listener.close()
+        connecting = self._listener.close()
         # From here on every response says that it is the last of its connection.
         self.server_state.default_headers = [*self.server_state.default_headers, (b"connection", b"close")]
-        # Connect them concurrently: with TLS each call returns only after the peer's handshake, which may never come.
-        await asyncio.gather(*(self._listener.connect(taken, LINGER_S) for taken in waiting))
+        if connecting:
+            _, late = await asyncio.wait(connecting, timeout=LINGER_S)
+            for task in late:  # the TLS handshake of a peer, which may never come
+                task.cancel()
         for connection in list(self._connections):
             if connection.cycle is not None and not connection.cycle.response_complete:  # it is not idle
                 connection.shutdown()

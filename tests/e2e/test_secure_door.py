@@ -99,6 +99,39 @@ def test_a_client_that_only_connects_is_disconnected_at_the_header_deadline(port
         assert time.monotonic() - started < HEADER_TIMEOUT_S + 1
 
 
+def test_a_target_may_be_a_whole_https_url(port, tls):
+    with RawClient(port, tls=tls) as client:
+        client.send(get().replace(b"GET /", b"GET https://localhost/", 1))
+        answer = client.hear()
+        assert answer is not None
+        assert answer.status == 200
+
+
+def test_a_client_whose_handshake_the_drain_interrupts_is_answered(service, port, tls):
+    arrived, sent = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = tls.wrap_bio(arrived, sent, server_hostname="localhost")
+    with socket.create_connection(("127.0.0.1", port), 10) as raw, socket.create_connection(("127.0.0.1", port), 10):
+        with pytest.raises(ssl.SSLWantReadError):
+            client.do_handshake()
+        raw.sendall(sent.read())
+        arrived.write(raw.recv(2**16))
+        service.process.send_signal(signal.SIGTERM)
+        service.line(event="draining")
+        time.sleep(0.2)
+        client.do_handshake()
+        client.write(get())
+        raw.sendall(sent.read())
+        while received := raw.recv(2**16):
+            arrived.write(received)
+        text = b""
+        while piece := client.read(2**16):
+            text += piece
+    assert text.startswith(b"HTTP/1.1 200 ")
+    assert b"\r\nconnection: close\r\n" in text
+    assert service.process.wait(10) == 0
+    assert service.process.stderr.read() == ""
+
+
 @pytest.mark.long
 def test_clients_that_read_nothing_do_not_prevent_an_orderly_shutdown(service, port, tls):
     slow = [RawClient(port, tls=tls) for _ in range(8)]

@@ -23,7 +23,7 @@ from service.observability.telemetry import Telemetry
 from service.settings import load_settings
 from service.worker.service import Service
 from tests.doubles import LocalChannel, lone_metrics
-from tests.receive_caller import without_transport
+from tests.receive_cycle import without_transport
 
 ADMIN_KEY = "the-admins-own"
 

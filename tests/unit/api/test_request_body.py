@@ -21,7 +21,7 @@ from service.errors import (
 )
 from service.http.asgi import ClientGone
 from service.http.request_parser import HeaderFields
-from tests.receive_caller import ReceiveCaller
+from tests.receive_cycle import ReceiveCycle
 
 LIMITS = BodyLimits(max_bytes=1000, timeout_s=5)
 
@@ -60,7 +60,7 @@ def read(
     receive, *headers: tuple[bytes, bytes], limits: BodyLimits = LIMITS, codings: tuple[bytes, ...] = tuple(PACKERS)
 ) -> bytes:
     coding, _ = announced_body(HeaderFields(headers), codings, limits.max_bytes)
-    caller: Any = ReceiveCaller(receive)
+    caller: Any = ReceiveCycle(receive)
     return b"".join(asyncio.run(read_body(coding, caller, limits, lambda _: None, in_a_thread)))
 
 

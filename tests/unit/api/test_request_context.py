@@ -29,14 +29,14 @@ from service.errors import (
     QueueFull,
     UnsupportedContentEncoding,
 )
-from service.http.asgi import CALLER, ClientGone
+from service.http.asgi import CYCLE, ClientGone
 from service.limits import context_limits
 from service.settings import load_settings
 from service.wire.attend_request import CheckedRequest
 from service.wire.layouts import Layout
 from service.wire.tensors import TensorForm
 from tests.doubles import ManualClock
-from tests.receive_caller import ReceiveCaller
+from tests.receive_cycle import ReceiveCycle
 
 OFF_LOOP = 100
 INTAKE = 10_000
@@ -68,7 +68,7 @@ class Setup:
         named = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
         scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "headers": named}
         start_record(scope, self.clock.now())
-        found = RequestContext(self.layer_requests, scope | {CALLER: ReceiveCaller(messages.get)})
+        found = RequestContext(self.layer_requests, scope | {CYCLE: ReceiveCycle(messages.get)})
         await found.read((b"gzip",), LAYER, is_binary=True)
         return found, messages
 
@@ -213,7 +213,7 @@ def test_under_sustained_overload_the_body_is_not_read():
 
         scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "headers": [(b"content-length", b"9")]}
         start_record(scope, setup.clock.now())
-        context = RequestContext(setup.layer_requests, scope | {CALLER: ReceiveCaller(receive)})
+        context = RequestContext(setup.layer_requests, scope | {CYCLE: ReceiveCycle(receive)})
         with pytest.raises(QueueFull, match="stands"):
             await context.read((), LAYER, is_binary=True)
         assert received == []
@@ -236,7 +236,7 @@ def test_under_sustained_overload_headers_that_never_fit_are_no_reason_to_retry(
         setup.batcher.is_congested, setup.batcher.check_lane = True, refuse
         scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "headers": [header]}
         start_record(scope, setup.clock.now())
-        context = RequestContext(setup.layer_requests, scope | {CALLER: None})
+        context = RequestContext(setup.layer_requests, scope | {CYCLE: None})
         with pytest.raises(error):
             await context.read((b"gzip",), LAYER, is_binary=True)
 

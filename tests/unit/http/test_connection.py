@@ -10,7 +10,7 @@ import weakref
 import pytest
 
 from service.errors import QueueFull
-from service.http.asgi import CALLER
+from service.http.asgi import CYCLE
 from service.http.connection import (
     DISCARD_DELAY_S,
     LINGER_S,
@@ -19,7 +19,7 @@ from service.http.connection import (
     PAUSE_S,
     RESET_CHECK_S,
 )
-from service.http.cycle import MAX_AHEAD_BYTES
+from service.http.cycle import MAX_AHEAD_BYTES, WriteCoalescer
 from service.http.request_parser import LINES_A_TICK
 from tests.raw_inputs import BAD_REQUESTS
 from tests.unit.http.wire import LIMITS, Room, turns
@@ -116,7 +116,7 @@ async def test_a_disconnect_is_noticed_in_every_state():
 
 
 class Asking:
-    """An application that uses the connection's caller (`api/request_body.py`) and answers when `gate` opens."""
+    """An application that uses the connection's cycle (`api/request_body.py`) and answers when `gate` opens."""
 
     def __init__(self, room: Room) -> None:
         self.gate = asyncio.Event()
@@ -125,14 +125,14 @@ class Asking:
         room.connection.app = self
 
     async def __call__(self, scope, receive, send):
-        caller = scope[CALLER]
-        whole = caller.take_body()
+        cycle = scope[CYCLE]
+        whole = cycle.take_body()
         self.taken.append(None if whole is None else b"".join(whole))
         while whole is None and (await receive())["more_body"]:
             pass
-        caller.on_disconnect(lambda: self.gone.append(scope["path"]))
+        cycle.on_disconnect(lambda: self.gone.append(scope["path"]))
         await self.gate.wait()
-        caller.on_disconnect(None)
+        cycle.on_disconnect(None)
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
         await send({"type": "http.response.body", "body": b""})
 
@@ -156,8 +156,8 @@ async def test_bytes_are_counted_on_arrival_rather_than_on_receive():
     come: list[int] = []
 
     async def application(scope, receive, send):
-        caller = scope[CALLER]
-        caller.on_bytes(come.append)
+        cycle = scope[CYCLE]
+        cycle.on_bytes(come.append)
         await receive()
 
     room.connection.app = application
@@ -179,7 +179,7 @@ async def test_a_body_above_the_budget_is_dropped_and_its_reader_gets_the_error(
         held.append(num_bytes)
 
     async def application(scope, receive, send):
-        scope[CALLER].on_bytes(come)
+        scope[CYCLE].on_bytes(come)
         with pytest.raises(QueueFull, match="no room"):
             await receive()
         await asyncio.Event().wait()
@@ -202,7 +202,7 @@ async def test_reading_pauses_far_ahead_of_an_application_and_not_of_one_that_co
     async def application(scope, receive, send):
         await gate.wait()
         if counts:
-            scope[CALLER].on_bytes(lambda _: None)
+            scope[CYCLE].on_bytes(lambda _: None)
         while (message := await receive())["more_body"]:
             woken.append(len(message["body"]))
 
@@ -252,7 +252,7 @@ async def test_bytes_read_ahead_count_until(end):
     async def application(scope, receive, send):
         await gate.wait()
         if end == "it counts the bytes":
-            scope[CALLER].on_bytes(lambda _: None)
+            scope[CYCLE].on_bytes(lambda _: None)
             await asyncio.Event().wait()
         await receive()
 
@@ -281,7 +281,7 @@ async def test_the_read_part_of_a_refused_body_is_released_while_the_rest_is_dro
         raise refusal
 
     async def application(scope, receive, send):
-        scope[CALLER].on_bytes(come)
+        scope[CYCLE].on_bytes(come)
         with contextlib.suppress(QueueFull):
             await receive()
         assert (await receive())["type"] == "http.disconnect"
@@ -444,7 +444,7 @@ async def test_many_small_chunks_are_read_with_pauses_and_little_is_read_ahead()
         while not room.wire.is_reading:
             pauses += 1
             await room.advance(PAUSE_S)
-        assert len(room.connection._early_bytes) <= 2**17
+        assert len(room.connection._pipelined_bytes) <= 2**17
     while room.is_pausing:
         await room.advance(PAUSE_S)
     assert pauses > 10
@@ -741,6 +741,36 @@ async def test_a_half_closed_client_that_resets_is_disconnected():
 
 
 @on_the_loop
+async def test_a_client_that_resets_while_reading_is_paused_is_disconnected():
+    room = Room()
+    await room.send(post(b"/held"), post() * 2000)
+    assert not room.wire.is_reading
+    await room.advance(100)
+    assert room.wire.events == []
+    room.taken.is_reset = True
+    await room.advance(RESET_CHECK_S)
+    assert room.wire.events == ["close"]
+    await room.lose()
+    room.echo.gate.set()
+    await turns()
+    assert room.ledger.ends == ["gone"]
+    assert room.clock.num_calls == 0
+
+
+@on_the_loop
+async def test_pipelined_requests_above_the_buffer_are_answered_however_long_each_takes():
+    room = Room()
+    await room.send(post(b"/held") * 3 + post() * 2000)
+    await room.advance(100)
+    room.echo.gate.set()
+    await turns(40_000)
+    await room.advance(RESET_CHECK_S)
+    assert room.statuses == [200] * 2003
+    assert room.wire.is_reading
+    assert room.wire.events == []
+
+
+@on_the_loop
 async def test_a_client_that_resets_before_its_eof_is_read_is_disconnected():
     room = Room()
     await room.send(SAYS_LAST["close"])
@@ -780,16 +810,34 @@ async def test_H20_slow_headers_are_refused_at_the_deadline():
 
 
 @on_the_loop
-async def test_H20_empty_lines_do_not_postpone_the_deadline():
+async def test_H20_an_empty_line_does_not_postpone_the_deadline():
     room = Room()
     await room.send(post())
     await room.advance(50)
-    for _ in range(9):
-        await room.send(b"\r\n")
-        await room.advance(1)
+    for byte in (b"\r", b"\n"):
+        await room.send(byte)
+        await room.advance(4.5)
     await room.send(b"GET")
     await room.advance(1)
     assert room.statuses == [200, 408]
+
+
+@on_the_loop
+async def test_H20_an_empty_line_alone_is_no_request():
+    room = Room()
+    await room.send(post(), b"\r\n")
+    await room.advance(LIMITS.header_timeout_s)
+    assert room.statuses == [200]
+    assert room.wire.events == ["close"]
+
+
+@on_the_loop
+async def test_H20_a_second_empty_line_is_refused_at_once():
+    room = Room()
+    await room.send(post(), b"\r\n")
+    await room.advance(1)
+    await room.send(b"\r\n")
+    assert room.statuses == [200, 400]
 
 
 @on_the_loop
@@ -950,12 +998,17 @@ async def test_each_answer_of_a_connection_has_its_own_write_deadline():
     assert room.wire.events == []
 
 
+@pytest.mark.parametrize("is_held", [False, True])
 @on_the_loop
-async def test_waiting_for_one_answer_does_not_count_for_the_next():
-    room = Room(RATED)
+async def test_waiting_for_one_answer_does_not_count_for_the_next(is_held):
+    """Even if the first is held back and sent once the next request has begun."""
+    coalescer = WriteCoalescer()
+    room = Room(RATED, coalescer=coalescer)
     answer = LongAnswer(room, 2)
 
     async def application(scope, receive, send):
+        if scope["path"] == "/first" and is_held:
+            assert coalescer.may_send_now(lambda: None)
         await (room.echo if scope["path"] == "/first" else answer)(scope, receive, send)
 
     room.connection.app, room.wire.full_with = application, b"first"

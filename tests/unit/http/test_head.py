@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 
 from service.errors import BadRequest, HeadersTooLarge, Rejected, ServiceError, TargetTooLong
 from service.http.cycle import request_scope
-from service.http.request_parser import END, HeadLimits, check_begun, fields_of, glimpse, read_head
+from service.http.request_parser import (
+    END,
+    Bytes,
+    HeadLimits,
+    check_partial_head,
+    fields_of,
+    glimpse,
+    read_head,
+    take_head,
+)
 
 LIMITS = HeadLimits(max_header_bytes=1000, max_target_bytes=100, max_headers=20)
 
@@ -115,19 +124,60 @@ def test_limits_of_a_head_are_inclusive():
         read_head(head(*[b"A: b"] * 20), LIMITS)
 
 
+@pytest.mark.parametrize("target", [b"HTTPS://a:80/b", b"https://a:80?b", b"https://a:80"])
+def test_a_whole_url_has_https_only_over_tls(target):
+    raw = head(line=b"GET " + target + b" HTTP/1.1")
+    over_tls = LIMITS._replace(is_tls=True)
+    assert read_head(raw, over_tls).authority == b"a:80"
+    with pytest.raises(BadRequest):
+        read_head(raw, LIMITS)
+    assert read_head(raw.replace(b"s://", b"://").replace(b"S://", b"://"), over_tls).authority == b"a:80"
+    for scheme in (b"ftp", b"", b"httpss"):
+        with pytest.raises(BadRequest):
+            read_head(head(line=b"GET " + scheme + b"://a/b HTTP/1.1"), over_tls)
+
+
+def test_a_line_of_the_largest_size_is_never_refused_while_it_arrives():
+    whole = head(line=b"M" * 32 + b" /" + b"a" * 99 + b" HTTP/1.1")
+    assert read_head(whole, LIMITS)
+    for length in range(1, len(whole)):
+        check_partial_head(whole[:length], LIMITS)
+    with pytest.raises(BadRequest):
+        read_head(b"M" + whole, LIMITS)
+
+
+@pytest.mark.parametrize("num_bytes", [1, 2, 3, 1000])
+@pytest.mark.parametrize("before", [b"", b"\r\n", b"\r\n\r\n", b"\r\n" * 20, b"\n", b"\r\n\n", b"\r\r\n", b"\r\n "])
+def test_one_empty_line_before_a_request_is_skipped_however_it_is_split(before, num_bytes):
+    raw, partial_head, found = before + head() + END, b"", None
+    is_refused = False
+    for at in range(0, len(raw), num_bytes):
+        assert found is None
+        try:
+            found, rest = take_head(partial_head + raw[at : at + num_bytes], LIMITS)
+        except BadRequest:
+            is_refused = True
+            break
+        partial_head = bytes(rest)
+    assert is_refused == (before not in (b"", b"\r\n"))
+    assert is_refused or (found, partial_head) == (read_head(head(), LIMITS), b"")
+
+
 @pytest.mark.parametrize(
-    ("begun", "seen"),
+    ("partial_head", "seen"),
     [
         (b"GET /v2/x?y z", ("GET", "/v2/x")),
         (b"FOO /a%20b HTTP/9.9", ("FOO", "/a b")),
         (b"GET http://x:80/v2/y HTTP", ("GET", "/v2/y")),
         (b"GET \0", ("GET", "")),
+        (b"GET https://x:80/v2/y HTTP", ("GET", "/v2/y")),
+        (b"\r\nGET /a b", ("GET", "/a")),
         (b"\x16\x03", ("-", "")),
         (b"GET", ("-", "")),
     ],
 )
-def test_a_refused_request_has_its_method_and_path_where_readable(begun, seen):
-    assert glimpse(begun)[:2] == seen
+def test_a_refused_request_has_its_method_and_path_where_readable(partial_head, seen):
+    assert glimpse(partial_head)[:2] == seen
 
 
 # Two other parsers as oracles, over valid, nearly valid and malformed heads.
@@ -246,12 +296,31 @@ def test_a_valid_head_is_never_refused_while_it_arrives(raw):
     except ServiceError:
         return
     for length in range(1, len(whole) + len(END)):
-        check_begun((whole + END)[:length], LIMITS)
+        check_partial_head((whole + END)[:length], LIMITS)
+
+
+def found_in(pieces: list[bytes]) -> tuple[object, bytes] | None:
+    """What `take_head` returns once the head is complete; None if it is refused before."""
+    found: object = None
+    rest: Bytes = b""
+    for piece in pieces:
+        try:
+            found, rest = take_head(bytes(rest) + piece, LIMITS)
+        except ServiceError:
+            return None
+        assert found is None or piece is pieces[-1]
+    return found, bytes(rest)
+
+
+@given(st.sampled_from([b"", b"\r\n", b"\r\n\r\n"]), heads(), st.integers(1, 40))
+def test_how_a_head_is_split_never_decides_whether_it_is_accepted(before, raw, num_bytes):
+    whole = before + (raw + END).partition(END)[0] + END
+    assert found_in([whole[at : at + num_bytes] for at in range(0, len(whole), num_bytes)]) == found_in([whole])
 
 
 @given(st.binary(max_size=300))
 def test_any_input_raises_only_service_errors(raw):
-    for read in (read_head, check_begun):
+    for read in (read_head, check_partial_head):
         with contextlib.suppress(Rejected):
             read(raw, LIMITS)
     glimpse(raw)

@@ -24,14 +24,15 @@ class Kept(asyncio.Protocol):
 
 
 class Failing(socket.socket):
-    """A listening socket whose first `fails` accepts raise EMFILE."""
+    """A listening socket whose first `fails` accepts raise `code`."""
 
     fails = 0
+    code = errno.EMFILE
 
     def accept(self):
         if self.fails:
             self.fails -= 1
-            raise OSError(errno.EMFILE, "Too many open files")
+            raise OSError(self.code, "this accept fails")
         return super().accept()
 
 
@@ -61,10 +62,10 @@ def hall(story, most=2, bound=None, tls=None, handshake_timeout_s=5.0):
             async with asyncio.timeout(20):
                 await story(listener, connect)
         finally:
-            for taken in listener.close():
-                taken.close()
+            connecting = listener.close()
             for client in clients:
                 client.close()
+            await asyncio.gather(*connecting)
             async with asyncio.timeout(20):
                 await until(lambda: num_slots(listener) == 0)
 
@@ -151,6 +152,26 @@ def test_a_listener_that_cannot_accept_pauses_and_accepts_later(monkeypatch):
         assert bound.fails == 0
 
     assert [rest.errno for rest in hall(story, bound=bound)] == [errno.EMFILE] * 3
+
+
+@pytest.mark.parametrize(("code", "is_reported"), [(errno.EMFILE, True), (errno.ECONNABORTED, False)])
+def test_closing_reports_why_waiting_connections_are_left_behind(code, is_reported):
+    errors: list[OSError] = []
+
+    async def story():
+        bound = Failing(socket.AF_INET, socket.SOCK_STREAM)
+        bound.bind(("127.0.0.1", 0))
+        listener = Listener(bound, 2, Kept, None, 5.0, errors.append)
+        listener.open()
+        with socket.create_connection(bound.getsockname(), 5):
+            bound.fails, bound.code = 1, code
+            connecting = listener.close()
+        assert len(connecting) == (not is_reported)
+        await asyncio.gather(*connecting)
+        await until(lambda: num_slots(listener) == 0)
+
+    asyncio.run(story())
+    assert [error.errno for error in errors] == [code] * is_reported
 
 
 @pytest.mark.parametrize(

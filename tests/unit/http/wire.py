@@ -209,7 +209,7 @@ class Room:
     @property
     def is_pausing(self) -> bool:
         """Whether chunks of a body wait for the next loop tick."""
-        return self.connection._stage is Stage.BODY and bool(self.connection._early_bytes)
+        return self.connection._stage is Stage.BODY and bool(self.connection._pipelined_bytes)
 
     async def advance(self, seconds: float) -> None:
         self.clock.advance(seconds)

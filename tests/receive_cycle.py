@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from service.http.asgi import CALLER, Application, Message, Receive, Scope, Send
+from service.http.asgi import CYCLE, Application, Message, Receive, Scope, Send
 
 
-class ReceiveCaller:
+class ReceiveCycle:
     """What the application needs of a Cycle, by ASGI's `receive` alone; a task waits for the disconnect."""
 
     def __init__(self, receive: Receive) -> None:
@@ -43,6 +43,6 @@ def without_transport(application: Application) -> Application:
     """Return the application for an ASGI client in process, which has no Cycle."""
 
     async def called(scope: Scope, receive: Receive, send: Send) -> None:
-        await application({**scope, CALLER: ReceiveCaller(receive)}, receive, send)
+        await application({**scope, CYCLE: ReceiveCycle(receive)}, receive, send)
 
     return called
