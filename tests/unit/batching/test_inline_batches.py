@@ -305,7 +305,7 @@ def test_a_batch_that_has_ended_refuses_no_request_for_lack_of_time():
             await room.send_running("known")
             first = room.batcher.admit("inline", "a", cost_of(), room.clock.now() + 60)
             await first.promise
-            assert room.engine.briefs == [False, True]
+            assert room.engine.inline_flags == [False, True]
             assert room.batcher.num_queued == room.batcher.num_running == 0
             hurried = room.batcher.admit("hurried", "a", cost_of(), room.clock.now() + 0.5)
             engine.seconds = 0.0

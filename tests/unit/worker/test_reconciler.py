@@ -154,22 +154,22 @@ def test_a_state_with_a_missing_layer_is_applied_again_later(run):
 def test_other_states_put_no_retry_off(run):
     """They do not try a missing layer again (test_layer_registry.py), so it would never be tried while others change."""
 
-    async def story(told: Story) -> None:
-        told.registry.fault = "a layer is missing"
+    async def story(process: Process) -> None:
+        process.registry.fault = "a layer is missing"
         desired = FIRST
         for _ in range(2):
-            told.clock.advance(4.0)
+            process.clock.advance(4.0)
             desired = desired.prepare("b", "1").abort()
-            await told.tell(desired)
-        assert told.registry.done == [1, 3, 5]
-        told.clock.advance(2.0)
-        told.reconciler.check()
+            await process.set_desired(desired)
+        assert process.registry.done == [1, 3, 5]
+        process.clock.advance(2.0)
+        process.reconciler.check()
         await turns()
-        assert told.registry.done == [1, 3, 5, 5]
-        told.clock.advance(9.0)
-        told.reconciler.check()
+        assert process.registry.done == [1, 3, 5, 5]
+        process.clock.advance(9.0)
+        process.reconciler.check()
         await turns()
-        assert told.registry.done == [1, 3, 5, 5]
+        assert process.registry.done == [1, 3, 5, 5]
 
     run(story)
 
