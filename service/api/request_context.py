@@ -8,12 +8,13 @@ Byte budgets limit the bytes that requests hold in this process and that no othe
 answers until they are sent. All reservations together never exceed the budget. A reservation may hold at most as much as it
 leaves free (dynamic thresholds, Choudhury and Hahne 1998), so large requests are refused first and small ones still fit. If
 callers are distinguished, the reservations of one caller together are bounded in the same way. A request frees its bytes at the
-latest when it ends, however it ends.
+latest when it ends, however it ends; only a body that the helper process still parses keeps them, and its place, until then.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -139,6 +140,7 @@ class RequestContext:
         self._timeout_s = self.limits.timeout_s
         self._complete = self._answered = 0.0
         self._is_binary = False
+        self._turn: contextlib.AsyncExitStack | None = None  # the place of a large body in the decoding queue
 
     def __enter__(self) -> Self:
         """Raise Draining after `LayerRequests.close`."""
@@ -221,11 +223,10 @@ class RequestContext:
         if not self._waits_its_turn(num_bytes):
             result = await decode()
         else:
+            self._turn = contextlib.AsyncExitStack()
             try:
-                async with (
-                    asyncio.timeout(self._timeout_s - self._elapsed_s()),
-                    self._requests.bodies.decoding(num_bytes),
-                ):
+                async with asyncio.timeout(self._timeout_s - self._elapsed_s()), self._turn:
+                    await self._turn.enter_async_context(self._requests.bodies.decoding(num_bytes))
                     result = await decode()
             except TimeoutError:
                 raise DeadlineExceeded("the deadline passed while the body waited to be decoded") from None
@@ -238,7 +239,14 @@ class RequestContext:
         limits = self.limits
         if parse_s(text) <= MAX_HERE_S:
             return parse(text, max_depth=limits.max_json_depth, max_numbers=limits.max_text_numbers)
-        return await self._requests.parser.parse(text)
+        return await self._requests.parser.parse(text, self._leave)
+
+    def _leave(self, exchange: asyncio.Future[Any]) -> None:
+        """Keep the body's bytes and its place in the decoding queue, after this request's end, until `exchange` has ended."""
+        kept = self._turn.pop_all() if self._turn is not None else contextlib.AsyncExitStack()
+        kept.callback(self._body_bytes.release)
+        self._body_bytes = Reservation(self._requests.intake, self._key)
+        exchange.add_done_callback(lambda _: asyncio.ensure_future(kept.aclose()))
 
     async def checked(self, check: Callable[[], CheckedRequest]) -> CheckedRequest:
         """Return the request that `check` returns; long checks run in a thread."""

@@ -4,7 +4,7 @@ Independent of what a body is, how it is decoded, and HTTP.
 Invariants: First come, first decoded. The queue is measured in bytes and, by the rate of the last bodies, in seconds. A body that
 would be late is refused before it waits, and before it is read if its length is known. A burst may fill MAX_WAIT_S or MAX_BODIES,
 whichever is more. Under sustained overload (`Congestion`) the limit is two bodies or WAIT_SHARE of the standing wait, whichever
-is more. Nothing remains of a body whose caller leaves.
+is more. Nothing remains of a body once its `decoding` block has ended, however it ended.
 """
 
 from __future__ import annotations

@@ -178,6 +178,44 @@ def test_a_disconnect_during_decoding_frees_its_entry():
     story(check)
 
 
+@pytest.mark.parametrize("end", ["disconnect", "deadline"])
+def test_a_body_that_is_being_parsed_keeps_its_bytes_and_its_place_when_its_request_ends(end):
+    """The next body would wait for the helper process, outside of the queue and of the byte budget."""
+
+    async def check(setup: Setup) -> None:
+        begun, may_end = asyncio.Event(), asyncio.Event()
+
+        async def ask(body: Any) -> tuple[bytes, memoryview]:
+            begun.set()
+            await may_end.wait()
+            return b"{}", memoryview(b"")
+
+        setup.layer_requests.parser._ask = ask  # type: ignore[method-assign]
+        timeout = {"x_request_timeout_ms": "50"} if end == "deadline" else {}
+        context, messages = await setup.context(OFF_LOOP, **timeout)
+
+        async def serve() -> None:
+            with context:
+                await context.decoded(lambda: context.parsed(b"[" * 2**20))
+
+        serving = asyncio.ensure_future(serve())
+        await begun.wait()
+        if end == "disconnect":
+            messages.put_nowait({"type": "http.disconnect"})
+        with pytest.raises(ClientGone if end == "disconnect" else DeadlineExceeded):
+            await serving
+        assert setup.bodies.num_bytes == setup.layer_requests.intake.num_bytes == OFF_LOOP
+        after, _ = await setup.context(OFF_LOOP)
+        waiting = asyncio.ensure_future(after.decoded(nothing))
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+        may_end.set()
+        assert await waiting
+        assert setup.bodies.num_bytes == setup.layer_requests.intake.num_bytes == 0
+
+    story(check)
+
+
 def test_bytes_of_bodies_are_released_after_decoding_and_at_the_end_of_the_request():
     async def check(setup: Setup) -> None:
         intake = setup.layer_requests.intake
