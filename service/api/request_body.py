@@ -15,7 +15,14 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import zstandard
 
-from service.errors import BadEncoding, BodyTooLarge, ClientTimeout, DecompressedTooLarge, UnsupportedContentEncoding
+from service.errors import (
+    BadEncoding,
+    BodyTooLarge,
+    ClientTimeout,
+    DecompressedTooLarge,
+    ServiceError,
+    UnsupportedContentEncoding,
+)
 from service.http.asgi import ClientGone
 from service.http.cycle import Cycle
 from service.http.request_parser import HeaderFields
@@ -42,17 +49,11 @@ class BodyLimits:
     timeout_s: float
 
 
-async def read_body(
-    coding: bytes | None,
-    caller: Cycle,
-    limits: BodyLimits,
-    reserve: Callable[[int], object],
-    run_off_loop: RunOffLoop,
-) -> list[Part]:
-    """Return the whole body in parts, decompressed if it has a `coding`.
+async def read_body(caller: Cycle, limits: BodyLimits, reserve: Callable[[int], object]) -> list[Part]:
+    """Return the whole body in parts, as sent.
 
-    `reserve` is called with each number of bytes as they arrive, and raises QueueFull. Raises BodyTooLarge,
-    DecompressedTooLarge, ClientTimeout, BadEncoding or ClientGone.
+    `reserve` is called with each number of bytes as they arrive, and raises QueueFull. Raises BodyTooLarge, ClientTimeout or
+    ClientGone.
     """
     num_arrived = 0
 
@@ -60,24 +61,20 @@ async def read_body(
         nonlocal num_arrived
         num_arrived += num_bytes
         if num_arrived > limits.max_bytes:
-            found = f"more than {limits.max_bytes:,} bytes (ATTENTION_MAX_BODY_BYTES)"
-            raise BodyTooLarge(f"the body has {found}; {CHEAPER}")
+            raise _too_large(BodyTooLarge, f"the body has more than {limits.max_bytes:,} bytes")
         reserve(num_bytes)
 
     if (parts := caller.take_body()) is not None:
         count(sum(map(len, parts)))
-    else:
-        try:
-            caller.on_bytes(count)
-            async with asyncio.timeout(limits.timeout_s):
-                parts = await _receive_all(caller)
-        except TimeoutError:
-            raise ClientTimeout(f"the body did not arrive within {limits.timeout_s:g} s") from None
-        finally:
-            caller.on_bytes(None)
-    if coding is None:
         return parts
-    return await _decompressed(b"".join(parts), coding, limits, reserve, run_off_loop)
+    try:
+        caller.on_bytes(count)
+        async with asyncio.timeout(limits.timeout_s):
+            return await _receive_all(caller)
+    except TimeoutError:
+        raise ClientTimeout(f"the body did not arrive within {limits.timeout_s:g} s") from None
+    finally:
+        caller.on_bytes(None)
 
 
 def joined(parts: list[Part]) -> bytearray:
@@ -99,9 +96,12 @@ def announced_body(fields: HeaderFields, codings: tuple[bytes, ...], max_bytes: 
     lengths = fields[b"content-length"]  # the transport has checked that there is at most one, of at most 19 digits
     num_bytes = int(lengths[0]) if lengths else 0
     if num_bytes > max_bytes:
-        found = f"{num_bytes:,} bytes, expected at most {max_bytes:,}"
-        raise BodyTooLarge(f"the body has {found} (ATTENTION_MAX_BODY_BYTES); {CHEAPER}")
+        raise _too_large(BodyTooLarge, f"the body has {num_bytes:,} bytes, expected at most {max_bytes:,}")
     return names[0] if names else None, num_bytes
+
+
+def _too_large(error_class: type[ServiceError], found: str) -> ServiceError:
+    return error_class(f"{found} (ATTENTION_MAX_BODY_BYTES); {CHEAPER}")
 
 
 async def _receive_all(caller: Cycle) -> list[Part]:
@@ -115,14 +115,20 @@ async def _receive_all(caller: Cycle) -> list[Part]:
             return parts
 
 
-async def _decompressed(
-    body: bytes,
+async def decompressed(
+    parts: list[Part],
     coding: bytes,
     limits: BodyLimits,
     reserve: Callable[[int], object],
     run_off_loop: RunOffLoop,
 ) -> list[Part]:
-    """Decompress: the first MiB of a small body, which is all of most bodies, on the event loop; everything else in a thread."""
+    """Return the decompressed body in parts, and empty `parts`; `reserve` is called with each number of bytes that it adds.
+
+    The first MiB of a small body, which is all of most bodies, is decompressed on the event loop; everything else in a thread.
+    Raises DecompressedTooLarge, BadEncoding, or QueueFull from `reserve`.
+    """
+    body = b"".join(parts)
+    parts.clear()  # the reservation covers one copy
     pieces: list[Part] = []
     total = 0
     read = _DECOMPRESSORS[coding](body)
@@ -132,8 +138,9 @@ async def _decompressed(
             num_bytes = sum(map(len, more))
             total += num_bytes
             if total > limits.max_bytes:
-                found = f"more than {limits.max_bytes:,} bytes (ATTENTION_MAX_BODY_BYTES)"
-                raise DecompressedTooLarge(f"the decompressed body has {found}; {CHEAPER}")
+                raise _too_large(
+                    DecompressedTooLarge, f"the decompressed body has more than {limits.max_bytes:,} bytes"
+                )
             reserve(num_bytes)
             pieces += more
             more = await run_off_loop(lambda: _next_mebibyte(read)) if num_bytes >= PIECE else []

@@ -25,7 +25,7 @@ import torch
 from service.api.json_parser import JsonParser
 from service.api.outer_middleware import milliseconds, record_of
 from service.api.reply import Headers, Piece, send_reply
-from service.api.request_body import BodyLimits, Part, announced_body, read_body
+from service.api.request_body import BodyLimits, Part, announced_body, decompressed, read_body
 from service.attention.call import Answer
 from service.attention.engine import LayerCall
 from service.batching.batcher import Batcher
@@ -183,8 +183,10 @@ class RequestContext:
             self._timeout_s = min(self._timeout_s, timeout_s)
 
     async def read(self, codings: tuple[bytes, ...], layer: Served, *, is_binary: bool) -> list[Part]:
-        """Return the parts of the whole body, which is for `layer`; the deadline starts when it is complete.
+        """Return the parts of the whole body, decompressed, which is for `layer`.
 
+        The deadline starts when the body has arrived. From then until `send` begins, the request ends with ClientGone when the
+        client disconnects.
         Under overload it refuses a body of that length: before it reads the body if the length is announced, else afterwards.
         """
         self._is_binary = is_binary
@@ -195,15 +197,26 @@ class RequestContext:
         self._check_lane(layer, num_announced)
         if self._requests.bodies.num_bytes:
             self._check_bodies(num_announced)
-        parts = await read_body(coding, self._cycle, limits, self._body_bytes.grow, self._requests.run_off_loop)
+        parts = await read_body(self._cycle, limits, self._body_bytes.grow)
+        self._complete = self._requests.now()
+        self._record.receive_s, self._record.stage = self._complete - self._record.started, "decoding"
+        self._cycle.on_disconnect(lambda: self._cancel(ClientGone))
+        if coding is not None:
+            parts = await self._decompressed(parts, coding)
         if asked_s == 0:  # reported after the body's size and coding, however long the queue is
             raise InvalidInput("X-Request-Timeout-Ms must be a whole number of milliseconds, at least 1")
-        self._complete = self._requests.now()
-        self._record.receive_s = self._complete - self._record.started
-        self._record.bytes_in, self._record.stage = sum(map(len, parts)), "decoding"
+        self._record.bytes_in = sum(map(len, parts))
         self._check_bodies(self._record.bytes_in)
         self._check_lane(layer, self._record.bytes_in)
         return parts
+
+    async def _decompressed(self, parts: list[Part], coding: bytes) -> list[Part]:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                limits, run_off_loop = self.limits.body, self._requests.run_off_loop
+                return await decompressed(parts, coding, limits, self._body_bytes.grow, run_off_loop)
+        except TimeoutError:
+            raise DeadlineExceeded("the deadline passed while the body was decompressed") from None
 
     def _waits_its_turn(self, num_bytes: int) -> bool:
         """Return whether a body of this size waits until earlier bodies are decoded."""
@@ -214,11 +227,7 @@ class RequestContext:
             self._requests.bodies.check(num_bytes, self._timeout_s, self.limits.timeout_s)
 
     async def decoded(self, decode: Callable[[], Coroutine[Any, Any, R]]) -> R:
-        """Return the result of `decode`, which decodes the body; a large body waits for the large ones before it.
-
-        From now until `send` begins, the request ends with ClientGone when the client disconnects.
-        """
-        self._cycle.on_disconnect(lambda: self._cancel(ClientGone))
+        """Return the result of `decode`, which decodes the body; a large body waits for the large ones before it."""
         num_bytes = self._record.bytes_in
         if not self._waits_its_turn(num_bytes):
             result = await decode()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import zstandard
 
-from service.api.request_body import BodyLimits, announced_body, read_body
+from service.api.request_body import BodyLimits, Part, announced_body, decompressed, read_body
 from service.api.request_context import ByteBudget, Reservation
 from service.errors import (
     BadEncoding,
@@ -61,7 +61,12 @@ def read(
 ) -> bytes:
     coding, _ = announced_body(HeaderFields(headers), codings, limits.max_bytes)
     caller: Any = ReceiveCaller(receive)
-    return b"".join(asyncio.run(read_body(coding, caller, limits, lambda _: None, in_a_thread)))
+
+    async def main() -> list[Part]:
+        parts = await read_body(caller, limits, lambda _: None)
+        return parts if coding is None else await decompressed(parts, coding, limits, lambda _: None, in_a_thread)
+
+    return b"".join(asyncio.run(main()))
 
 
 def test_parts_are_joined():
@@ -127,7 +132,7 @@ def test_the_bytes_of_a_refused_body_are_not_counted():
     byte_budget = ByteBudget(1000, "bodies")
     caller: Any = Arriving()
     with pytest.raises(QueueFull):
-        asyncio.run(read_body(None, caller, LIMITS, Reservation(byte_budget).grow, in_a_thread))
+        asyncio.run(read_body(caller, LIMITS, Reservation(byte_budget).grow))
     assert caller.callback is None
     assert byte_budget.num_bytes == 0
 
@@ -155,6 +160,18 @@ def test_a_damaged_compressed_body_is_bad_encoding(name, damage):
     body = damage(PACKERS[name](bytes(range(200))))
     with pytest.raises(BadEncoding):
         read(Parts(body), (b"content-encoding", name))
+
+
+def test_a_compressed_body_of_several_parts_is_held_once():
+    """Its bytes are reserved once."""
+    whole, held = zlib.compress(b"y" * 1000), []
+    parts: list[Part] = [whole[:5], whole[5:]]
+
+    async def main() -> list[Part]:
+        return await decompressed(parts, b"deflate", LIMITS, lambda _: held.append(len(parts)), in_a_thread)
+
+    assert b"".join(asyncio.run(main())) == b"y" * 1000
+    assert held == [0]
 
 
 def test_a_wrong_checksum_is_bad_encoding():

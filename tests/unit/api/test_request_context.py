@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import gzip
+import os
 import threading
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
@@ -14,6 +16,7 @@ import pytest
 import torch
 
 from service.api.outer_middleware import start_record
+from service.api.request_body import HERE_BYTES
 from service.api.request_context import LayerRequests, RequestContext
 from service.attention.call import Call
 from service.batching.decoding_queue import DecodingQueue
@@ -212,6 +215,40 @@ def test_a_body_that_is_being_parsed_keeps_its_bytes_and_its_place_when_its_requ
         may_end.set()
         assert await waiting
         assert setup.bodies.num_bytes == setup.layer_requests.intake.num_bytes == 0
+
+    story(check)
+
+
+@pytest.mark.parametrize("end", ["disconnect", "deadline"])
+def test_decompression_ends_with_the_deadline_and_when_the_client_disconnects(end):
+    """Its body is complete: from then on both count."""
+
+    async def check(setup: Setup) -> None:
+        held = Held(setup)
+        holding = asyncio.ensure_future(held.work())
+        await asyncio.to_thread(held.runs.wait)
+        messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        body = gzip.compress(os.urandom(HERE_BYTES))
+        setup.layer_requests.intake.max_bytes = 2**20
+        messages.put_nowait({"type": "http.request", "body": body})
+        named = [(b"content-encoding", b"gzip"), *([(b"x-request-timeout-ms", b"20")] if end == "deadline" else [])]
+        scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "headers": named}
+        start_record(scope, setup.clock.now())
+        context = RequestContext(setup.layer_requests, scope | {CALLER: ReceiveCaller(messages.get)})
+        if end == "disconnect":
+            messages.put_nowait({"type": "http.disconnect"})
+
+        async def serve() -> None:
+            with context:
+                await context.read((b"gzip",), LAYER, is_binary=True)
+
+        try:
+            with pytest.raises(ClientGone if end == "disconnect" else DeadlineExceeded):
+                await asyncio.wait_for(serve(), 1)
+            assert setup.layer_requests.intake.num_bytes == 0
+        finally:
+            held.may_go_on.set()
+            await holding
 
     story(check)
 
