@@ -187,14 +187,18 @@ class RequestContext:
 
         The deadline starts when the body has arrived. From then until `send` begins, the request ends with ClientGone when the
         client disconnects.
-        Under overload it refuses a body of that length: before it reads the body if the length is announced, else afterwards.
+        Under overload it refuses a body of that length: before it reads the body if the length is announced and the body is not
+        compressed, else afterwards.
         """
         self._is_binary = is_binary
         limits = self.limits.body
         coding, num_announced = self.fields.make(announced_body, codings, limits.max_bytes)
         asked_s = self.fields.make(_asked_timeout_s)
         self.shorten(asked_s or None)
-        self._check_lane(layer, num_announced)
+        if num_announced and coding is None:  # otherwise the size is not known yet
+            self._check_lane(layer, num_announced)
+        else:
+            self._requests.batcher.check_open(self._key)
         if self._requests.bodies.num_bytes:
             self._check_bodies(num_announced)
         parts = await read_body(self._cycle, limits, self._body_bytes.grow)

@@ -318,6 +318,38 @@ def test_under_sustained_overload_headers_that_never_fit_are_no_reason_to_retry(
     story(check)
 
 
+@pytest.mark.parametrize(
+    ("headers", "sizes"),
+    [
+        ([(b"content-length", b"400")], [1, 1]),
+        ([], [1]),
+        ([(b"content-length", b"23"), (b"content-encoding", b"gzip")], [1]),
+    ],
+    ids=["announced", "chunked", "compressed"],
+)
+def test_under_sustained_overload_the_lane_is_that_of_the_whole_body(headers, sizes):
+    """If only small requests are refused, a large one of unknown length is not refused as a small one."""
+
+    async def check(setup: Setup) -> None:
+        lanes: list[Any] = []
+        setup.batcher.is_congested = True
+        setup.batcher.check_lane = lambda lane, caller, num_coming: lanes.append(lane[-1])
+        limits = dataclasses.replace(setup.layer_requests.limits.max_shared, max_tokens=100)
+        setup.layer_requests.limits = dataclasses.replace(setup.layer_requests.limits, max_shared=limits)
+        body = gzip.compress(bytes(400)) if len(headers) > 1 else bytes(400)
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": body}
+
+        scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "headers": headers}
+        start_record(scope, setup.clock.now())
+        with RequestContext(setup.layer_requests, scope | {CALLER: ReceiveCaller(receive)}) as context:
+            await context.read((b"gzip",), LAYER, is_binary=True)
+        assert lanes == sizes
+
+    story(check)
+
+
 def test_under_sustained_overload_the_lane_follows_the_bytes_that_a_number_took_lately():
     async def check(setup: Setup) -> None:
         lanes: list[Any] = []
