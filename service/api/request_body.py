@@ -37,6 +37,10 @@ HERE_BYTES = 2**16
 MAX_MEMBERS = 1024
 # Four bytes of a zstd frame can expand to 128 KiB, so one step yields at most 8 MiB.
 ZSTD_STEP = 256
+# RFC 8878, section 3.1.1.1.2, recommends to take windows of 8 MiB. Larger ones, as of `zstd --long`, cost their size in memory.
+MAX_WINDOW_BYTES = 2**23
+# The longest header of a zstd frame.
+ZSTD_HEADER_BYTES = 18
 # A function that runs work in a thread, in the order of the calls.
 RunOffLoop = Callable[[Callable[[], list[bytes]]], Awaitable[list[bytes]]]
 
@@ -182,18 +186,26 @@ def _members(body: bytes, *, wbits: int, most: int) -> Iterator[bytes]:
 
 
 def _unzstd(body: bytes) -> Iterator[bytes]:
-    """Decompress zstd frames in sequence, skippable ones too (RFC 8878), with windows of at most 8 MiB."""
+    """Decompress zstd frames in sequence, skippable ones too (RFC 8878), with windows of at most MAX_WINDOW_BYTES."""
     start = members = 0
-    decompressor = zstandard.ZstdDecompressor(max_window_size=2**23)
+    decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
     while start < len(body):
         members += 1
         if members > MAX_MEMBERS:
             raise BadEncoding(f"a compressed body may have at most {MAX_MEMBERS} frames")
-        frame = decompressor.decompressobj()
+        frame, header = decompressor.decompressobj(), body[start : start + ZSTD_HEADER_BYTES]
         while not frame.eof:
             if start == len(body):
                 raise BadEncoding("the zstd body is truncated")
-            yield frame.decompress(body[start : start + ZSTD_STEP])
+            try:
+                piece = frame.decompress(body[start : start + ZSTD_STEP])
+            except zstandard.ZstdError:
+                window_bytes = zstandard.get_frame_parameters(header).window_size
+                if window_bytes <= MAX_WINDOW_BYTES:
+                    raise
+                found = f"{window_bytes:,} bytes, expected at most {MAX_WINDOW_BYTES:,}"
+                raise BadEncoding(f"the window of a zstd frame has {found}") from None
+            yield piece
             start = min(start + ZSTD_STEP, len(body))
         start -= len(frame.unused_data)
 

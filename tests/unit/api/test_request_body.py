@@ -24,6 +24,7 @@ from service.http.request_parser import HeaderFields
 from tests.receive_caller import ReceiveCaller
 
 LIMITS = BodyLimits(max_bytes=1000, timeout_s=5)
+SKIPPABLE = (0x184D2A53).to_bytes(4, "little") + (5).to_bytes(4, "little") + b"ready"
 
 
 class Parts:
@@ -174,6 +175,16 @@ def test_a_compressed_body_of_several_parts_is_held_once():
     assert held == [0]
 
 
+@pytest.mark.parametrize("before", [b"", zstandard.compress(b"ab"), SKIPPABLE], ids=["first", "second", "skippable"])
+def test_the_error_for_a_zstd_frame_with_a_large_window_names_the_limit(before):
+    """`zstd --long` writes such frames; they are valid."""
+    options = zstandard.ZstdCompressionParameters(window_log=24, write_content_size=False)
+    writer = zstandard.ZstdCompressor(compression_params=options).compressobj()
+    body = before + writer.compress(b"y" * 1000) + writer.flush()
+    with pytest.raises(BadEncoding, match="window of a zstd frame has 16,777,216 bytes, expected at most 8,388,608"):
+        read(Parts(body), (b"content-encoding", b"zstd"))
+
+
 def test_a_wrong_checksum_is_bad_encoding():
     body = bytearray(gzip.compress(b"hello"))
     body[-6] ^= 1
@@ -183,9 +194,6 @@ def test_a_wrong_checksum_is_bad_encoding():
 
 def test_gzip_members_follow_each_other():
     assert read(Parts(gzip.compress(b"ab") + gzip.compress(b"cd")), (b"content-encoding", b"gzip")) == b"abcd"
-
-
-SKIPPABLE = (0x184D2A53).to_bytes(4, "little") + (5).to_bytes(4, "little") + b"ready"
 
 
 @pytest.mark.parametrize(
