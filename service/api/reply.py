@@ -1,8 +1,9 @@
 """Reply: chooses the type and the coding of an answer (RFC 9110, section 12.5), and sends it in pieces.
 
-Invariants: a header that allows nothing that the service can write raises NotAcceptable. Of equal weights the first offered wins,
-and an invalid weight counts as 0. By default a list of several codings requests none: libraries add it by themselves. A client
-that wants a compressed answer names one coding, or gives `identity` a lower weight.
+Invariants: a header that allows nothing that the service can write raises NotAcceptable. Of equal weights the first offered wins.
+A weight that is no finite number counts as 0, one outside 0 to 1 as the nearer limit. By default a list of several codings
+requests none: libraries add it by themselves. A client that wants a compressed answer names one coding, or gives `identity` a
+lower weight.
 
 An answer of at most `WHOLE_BYTES` is sent whole, with its length. A larger answer is joined in memory only in blocks: of
 `PAUSE_BYTES`, or of `COMPRESSED_BLOCK` before they are compressed. A known length is always sent. The event loop runs after every
@@ -78,7 +79,10 @@ def answer_coding(fields: HeaderFields, offered: tuple[bytes, ...], *, take_offe
 
 
 def _weights(values: Sequence[bytes]) -> dict[bytes, float]:
-    """Map the entries of a header, in lower case, to their weights: from 0 to 1, 0 if it is no number (RFC 9110, 12.4.2)."""
+    """Map the entries of a header, in lower case, to their weights from 0 to 1 (RFC 9110, section 12.4.2).
+
+    Every finite number is taken, because clients send weights that the RFC does not allow: Java's HttpURLConnection sends `q=.2`.
+    """
     found: dict[bytes, float] = {}
     for entry in b",".join(values).lower().split(b","):
         name, parameter = entry.partition(b";")[0].strip(), _WEIGHT.search(entry)

@@ -1,8 +1,9 @@
 """Request context: one attention request from its headers to its sent answer, with its deadline, its times and its bytes.
 
-Invariants: the deadline starts when the body is complete and covers decoding, waiting and computing. From then on a disconnect
-ends the request at once, at every stage. Large bodies are decoded one after another. One that would be late is refused before it
-is read if its length is known. Every reported time (log line, answer, Server-Timing) comes from here.
+Invariants: the deadline starts when the body has arrived and covers decompressing, decoding, waiting and computing. From then on
+a disconnect ends the request at once, while its answer is sent at the next write. Large bodies are decoded one after another. One
+that would be late is refused before it is read if its length is announced. Every reported time (log line, answer, Server-Timing)
+comes from here.
 
 Byte budgets limit the bytes that requests hold in this process and that no other limit counts: bodies until they are decoded, and
 answers until they are sent. All reservations together never exceed the budget. A reservation may hold at most as much as it
@@ -242,7 +243,9 @@ class RequestContext:
                     await self._turn.enter_async_context(self._requests.bodies.decoding(num_bytes))
                     result = await decode()
             except TimeoutError:
-                raise DeadlineExceeded("the deadline passed while the body waited to be decoded") from None
+                raise DeadlineExceeded(
+                    "the deadline passed while the body was decoded or waited to be decoded"
+                ) from None
         self._body_bytes.release()
         self._record.decode_s, self._record.stage = self._elapsed_s(), "queued"
         return result
@@ -268,10 +271,10 @@ class RequestContext:
         return request if request.is_counted else await self._requests.run_off_loop(request.counted)
 
     def _check_lane(self, layer: Served, num_bytes: int) -> None:
-        """Raise QueueFull if a request of about this size would be refused anyway, which saves reading or decoding it.
+        """Raise what the batcher would raise for a request of about this size, which saves reading or decoding it.
 
-        The number of tokens is estimated from the bytes, at the ratio of the last requests. If the estimate is wrong, the batcher
-        refuses the request once it is decoded.
+        The number of tokens is estimated from the bytes, at the ratio of the last requests. If the estimate names another lane,
+        a request may be refused although its own lane takes it, or be decoded before the batcher refuses it.
         """
         batcher = self._requests.batcher
         batcher.check_open(self._key)
