@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, Self, TypeVar
 
@@ -216,12 +216,18 @@ class RequestContext:
         return parts
 
     async def _decompressed(self, parts: list[Part], coding: bytes) -> list[Part]:
+        limits, run_off_loop = self.limits.body, self._requests.run_off_loop
+        async with self._within_deadline("was decompressed"):
+            return await decompressed(parts, coding, limits, self._body_bytes.grow, run_off_loop)
+
+    @contextlib.asynccontextmanager
+    async def _within_deadline(self, doing: str) -> AsyncIterator[None]:
+        """End the block at the deadline with DeadlineExceeded, whose message says that the body `doing`."""
         try:
-            async with asyncio.timeout(self._timeout_s):
-                limits, run_off_loop = self.limits.body, self._requests.run_off_loop
-                return await decompressed(parts, coding, limits, self._body_bytes.grow, run_off_loop)
+            async with asyncio.timeout(self._timeout_s - self._elapsed_s()):
+                yield
         except TimeoutError:
-            raise DeadlineExceeded("the deadline passed while the body was decompressed") from None
+            raise DeadlineExceeded(f"the deadline passed while the body {doing}") from None
 
     def _waits_its_turn(self, num_bytes: int) -> bool:
         """Return whether a body of this size waits until earlier bodies are decoded."""
@@ -238,14 +244,9 @@ class RequestContext:
             result = await decode()
         else:
             self._turn = contextlib.AsyncExitStack()
-            try:
-                async with asyncio.timeout(self._timeout_s - self._elapsed_s()), self._turn:
-                    await self._turn.enter_async_context(self._requests.bodies.decoding(num_bytes))
-                    result = await decode()
-            except TimeoutError:
-                raise DeadlineExceeded(
-                    "the deadline passed while the body was decoded or waited to be decoded"
-                ) from None
+            async with self._within_deadline("was decoded or waited to be decoded"), self._turn:
+                await self._turn.enter_async_context(self._requests.bodies.decoding(num_bytes))
+                result = await decode()
         self._body_bytes.release()
         self._record.decode_s, self._record.stage = self._elapsed_s(), "queued"
         return result
@@ -255,7 +256,9 @@ class RequestContext:
         limits = self.limits
         if parse_s(text) <= MAX_HERE_S:
             return parse(text, max_depth=limits.max_json_depth, max_numbers=limits.max_text_numbers)
-        return await self._requests.parser.parse(text, self._leave)
+        # A body that is too small for the decoding queue may wait here for a large one.
+        async with self._within_deadline("was parsed or waited to be parsed"):
+            return await self._requests.parser.parse(text, self._leave)
 
     def _leave(self, exchange: asyncio.Future[Any]) -> None:
         """Keep the body's bytes and its place in the decoding queue, after this request's end, until `exchange` has ended."""

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -130,7 +131,8 @@ class Counting(JsonParser):
 
 def test_a_body_that_waits_is_dropped_when_its_caller_leaves_and_one_that_is_parsed_is_reported():
     async def main() -> None:
-        parser, left = Counting(), []
+        parser = Counting()
+        left: list[asyncio.Future[Any]] = []
         leaving = [asyncio.ensure_future(parser.parse(SMALL, left.append)) for _ in range(12)]
         await asyncio.sleep(0.01)
         for task in leaving:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 from starlette.routing import Route
@@ -135,7 +136,7 @@ def test_the_bytes_of_a_head_are_not_counted_because_they_are_not_sent():
         pass
 
     for method in ("GET", "HEAD"):
-        scope = {"type": "http", "method": method, "path": "/x", "headers": [], "root_path": ""}
+        scope: dict[str, Any] = {"type": "http", "method": method, "path": "/x", "headers": [], "root_path": ""}
         asyncio.run(OuterMiddleware(ok, ROUTES, Sizes(), lambda: 0.0)(scope, nothing_comes, send))
     assert records == [2, 0]
 

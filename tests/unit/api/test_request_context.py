@@ -219,6 +219,20 @@ def test_a_body_that_is_being_parsed_keeps_its_bytes_and_its_place_when_its_requ
     story(check)
 
 
+def test_the_deadline_ends_a_small_body_that_waits_for_the_helper_process():
+    async def check(setup: Setup) -> None:
+        async def ask(body: Any) -> Any:
+            await asyncio.Event().wait()
+
+        setup.layer_requests.parser._ask = ask  # type: ignore[method-assign]
+        for _ in range(2):  # the first is being parsed, the second waits
+            context, _ = await setup.context(1, x_request_timeout_ms="20")
+            with pytest.raises(DeadlineExceeded, match="parsed"), context:
+                await asyncio.wait_for(context.decoded(lambda: context.parsed(b"[" * 2**20)), 2)  # noqa: B023
+
+    story(check)
+
+
 @pytest.mark.parametrize("end", ["disconnect", "deadline"])
 def test_decompression_ends_with_the_deadline_and_when_the_client_disconnects(end):
     """Its body is complete: from then on both count."""
