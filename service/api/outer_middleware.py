@@ -1,9 +1,9 @@
-"""OuterMiddleware: the outermost ASGI application, which answers, counts and logs every request once, from its RequestRecord.
+"""OuterMiddleware: the outermost ASGI application, which answers every request, and counts and logs it from its RequestRecord.
 
-Invariants: every HTTP request ends in exactly one call of `answered` or `abandoned`. Health and metrics, which monitoring polls
-every few seconds, are answered but neither counted nor logged. Only this module sends errors. `auth/access.py` decides on access
-before anything is routed. HEAD works on every GET (the transport drops the body) and OPTIONS on every served path. No
-BaseHTTPMiddleware is used, because it hides disconnects.
+Invariants: every HTTP request is counted and logged once, with one call of `received` and then one of `answered` or `abandoned`.
+Health checks and scrapes, which come every few seconds, are so only if they fail. Only this module sends errors. `auth/access.py`
+decides on access before anything is routed. HEAD works on every GET (the transport drops the body) and OPTIONS on every served
+path. No BaseHTTPMiddleware is used, because it hides disconnects.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import NoReturn, Protocol
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Match, Route
 
-from service.api.auth.access import Access
+from service.api.auth.access import METRICS, OPEN, Access
 from service.api.problems import is_inference, render
 from service.batching.job import BatchInfo
 from service.errors import EngineFailed, MethodNotAllowed, RouteNotFound, ServiceError
@@ -28,7 +28,8 @@ from service.http.request_parser import fields_of
 # A client's request id that is safe in a header and a log line; any other is replaced.
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _RECORD = "attention.record"
-_UNCOUNTED = frozenset({"/metrics", "/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
+# The statuses that a health check and a scrape may have without being counted; 0 is none yet.
+_UNCOUNTED = {METRICS: (0, 200), **dict.fromkeys(OPEN, (0, 200, 503))}
 
 
 @dataclasses.dataclass(slots=True)
@@ -60,9 +61,16 @@ class RequestRecord:
     is_document: bool = False  # the answer is one of `openapi/pages.py`
 
     @property
+    def is_monitoring(self) -> bool:
+        """Whether its path is that of a health check or of a scrape."""
+        return self.path in _UNCOUNTED
+
+    @property
     def is_counted(self) -> bool:
-        """Whether this request is counted; health checks and scrapes, which come every few seconds, are not."""
-        return self.path not in _UNCOUNTED
+        """Whether this request is counted and logged; health checks and scrapes are not while nothing is wrong with them."""
+        if not self.is_monitoring:
+            return True
+        return self.method not in ("GET", "HEAD") or self.status not in _UNCOUNTED[self.path]
 
 
 def start_record(scope: Scope, now: float) -> RequestRecord:
@@ -140,7 +148,9 @@ class OuterMiddleware:
             return
         record = start_record(scope, self._now())
         send = _completing(send, record)
-        self._log.received(record)
+        is_received = record.is_counted
+        if is_received:
+            self._log.received(record)
         end = self._log.answered
         try:
             await self._application(scope, receive, send)
@@ -153,7 +163,10 @@ class OuterMiddleware:
             raise
         finally:
             record.key = scope.get(KEY_NAME)
-            end(record, self._now() - record.started)
+            if record.is_counted:
+                if not is_received:
+                    self._log.received(record)
+                end(record, self._now() - record.started)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         record, method = record_of(scope), scope["method"]
@@ -252,7 +265,7 @@ def _completing(send: Send, record: RequestRecord) -> Send:
             fixed = _DOCUMENT_HEADERS if record.is_document else _FIXED_HEADERS
             own = (b"x-request-id", record.request_id.encode("ascii"))
             message["headers"] = [*message["headers"], own, *fixed]
-        elif message["type"] == "http.response.body":
+        elif message["type"] == "http.response.body" and record.method != "HEAD":
             record.bytes_out += len(message.get("body", b""))
         await send(message)
 

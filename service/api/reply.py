@@ -1,12 +1,13 @@
 """Reply: chooses the type and the coding of an answer (RFC 9110, section 12.5), and sends it in pieces.
 
-Invariants: a header that allows nothing that the service can write raises NotAcceptable. Of equal weights the first offered wins,
-and an invalid weight counts as 0. By default a list of several codings requests none: libraries add it by themselves. A client
-that wants a compressed answer names one coding, or gives `identity` a lower weight.
+Invariants: a header that allows nothing that the service can write raises NotAcceptable. Of equal weights the first offered wins.
+A weight that is no finite number counts as 0, one outside 0 to 1 as the nearer limit. By default a list of several codings
+requests none: libraries add it by themselves. A client that wants a compressed answer names one coding, or gives `identity` a
+lower weight.
 
-An answer of at most `WHOLE_BYTES` is sent whole, with its length. A larger answer is never joined in memory, and the event loop
-is free between two of its pieces. A known length is always sent. The event loop runs after every `PAUSE_BYTES` that are written,
-and after a quarter as many that are compressed, however small they become.
+An answer of at most `WHOLE_BYTES` is sent whole, with its length. A larger answer is joined in memory only in blocks: of
+`PAUSE_BYTES`, or of `COMPRESSED_BLOCK` before they are compressed. A known length is always sent. The event loop runs after every
+block that is written or compressed, however small it becomes.
 """
 
 from __future__ import annotations
@@ -78,7 +79,10 @@ def answer_coding(fields: HeaderFields, offered: tuple[bytes, ...], *, take_offe
 
 
 def _weights(values: Sequence[bytes]) -> dict[bytes, float]:
-    """Map the entries of a header, in lower case, to their weights: from 0 to 1, 0 if it is no number (RFC 9110, 12.4.2)."""
+    """Map the entries of a header, in lower case, to their weights from 0 to 1 (RFC 9110, section 12.4.2).
+
+    Every finite number is taken, because clients send weights that the RFC does not allow: Java's HttpURLConnection sends `q=.2`.
+    """
     found: dict[bytes, float] = {}
     for entry in b",".join(values).lower().split(b","):
         name, parameter = entry.partition(b";")[0].strip(), _WEIGHT.search(entry)
@@ -101,10 +105,8 @@ WHOLE_BYTES = 2**20
 # An answer that is made piece by piece pauses for other work after this many bytes, which take 2 ms as lists of numbers.
 # It does not pause more often, because under overload each pause takes a loop tick of more than 2 ms.
 PAUSE_BYTES = 2**19
-COMPRESSED_SLICE = 2**16
-# Compressing two slices takes up to 7 ms (gzip).
-SLICES_BETWEEN_PAUSES = 2
-SLICE_COST = PAUSE_BYTES // SLICES_BETWEEN_PAUSES + 1  # what a compressed slice counts, in bytes written
+# Compressing a block takes up to 7 ms (gzip).
+COMPRESSED_BLOCK = 2**17
 MIN_COMPRESSED = 1024
 # Numbers as text shrink to about half at any level, and the lowest level costs least.
 ZLIB_LEVEL = ZSTD_LEVEL = 1
@@ -118,19 +120,20 @@ async def send_reply(send: Send, headers: Headers, pieces: Iterable[Piece], codi
 
     A sequence gives its length in advance; pieces that are made one by one are counted up to `WHOLE_BYTES`.
     """
-    cost: Callable[[Piece], int] = len
+    pause_bytes = PAUSE_BYTES
     if coding is not None:
         rest = iter(pieces)
         pieces, size = await collected(rest, MIN_COMPRESSED - 1)
         if size >= MIN_COMPRESSED:
             headers = [*headers, (b"content-encoding", coding)]
-            pieces, cost = _compressed(itertools.chain(pieces, rest), coding), lambda _: SLICE_COST
+            # A block may give no bytes for a while, so each one pauses.
+            pieces, pause_bytes = _compressed(itertools.chain(pieces, rest), coding), 0
     rest = iter(())
     if isinstance(pieces, Sequence):
         begun, size, has_length = pieces, sum(map(len, pieces)), True
     else:
         rest = iter(pieces)
-        begun, size = await collected(rest, WHOLE_BYTES, cost)
+        begun, size = await collected(rest, WHOLE_BYTES, pause_bytes)
         has_length = size <= WHOLE_BYTES
     if has_length:
         headers = [*headers, (b"content-length", str(size).encode())]
@@ -138,21 +141,20 @@ async def send_reply(send: Send, headers: Headers, pieces: Iterable[Piece], codi
     if size <= WHOLE_BYTES:
         await send({"type": "http.response.body", "body": b"".join(begun)})
         return
-    for piece in itertools.chain(begun, rest):
-        for at in range(0, len(piece), WHOLE_BYTES):
-            await send({"type": "http.response.body", "body": piece[at : at + WHOLE_BYTES], "more_body": True})
-            await asyncio.sleep(0)
-        if not piece:  # a compressed slice that gave no bytes yet
-            await asyncio.sleep(0)
+    unsent = itertools.chain(begun, rest)
+    for block in _blocks(unsent, pause_bytes) if pause_bytes else unsent:
+        if block:
+            await send({"type": "http.response.body", "body": block, "more_body": True})
+        await asyncio.sleep(0)
     await send({"type": "http.response.body", "body": b""})
 
 
 async def collected(
-    pieces: Iterable[Piece], max_bytes: float = math.inf, cost: Callable[[Piece], int] = len
+    pieces: Iterable[Piece], max_bytes: float = math.inf, pause_bytes: int = PAUSE_BYTES
 ) -> tuple[Sequence[Piece], int]:
     """Return the pieces up to the one that exceeds `max_bytes`, and their bytes.
 
-    The event loop runs after every `PAUSE_BYTES` of `cost`.
+    The event loop runs after every `pause_bytes`, or after each piece if that is 0.
     """
     made: list[Piece] = []
     size = work = 0
@@ -161,11 +163,27 @@ async def collected(
         size += len(piece)
         if size > max_bytes:
             break
-        work += cost(piece)
-        if work > PAUSE_BYTES:
+        work += len(piece)
+        if work >= pause_bytes:
             work = 0
             await asyncio.sleep(0)
     return made, size
+
+
+def _blocks(pieces: Iterable[Piece], num_bytes: int) -> Iterator[Piece]:
+    """Yield the bytes of `pieces` in blocks of at least `num_bytes` and less than twice as many; the last may be smaller."""
+    parts: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        for at in range(0, len(piece), num_bytes):
+            parts.append(piece[at : at + num_bytes])
+            size += len(parts[-1])
+            if size >= num_bytes:
+                block = parts[0] if len(parts) == 1 else b"".join(parts)
+                parts, size = [], 0  # freed before the block is sent
+                yield block
+    if parts:
+        yield b"".join(parts)
 
 
 _COMPRESSORS: dict[bytes, Callable[[], Any]] = {
@@ -177,7 +195,6 @@ _COMPRESSORS: dict[bytes, Callable[[], Any]] = {
 
 def _compressed(pieces: Iterable[Piece], coding: bytes) -> Iterator[bytes]:
     compressor = _COMPRESSORS[coding]()
-    for piece in pieces:
-        for at in range(0, len(piece), COMPRESSED_SLICE):
-            yield compressor.compress(piece[at : at + COMPRESSED_SLICE])
+    for block in _blocks(pieces, COMPRESSED_BLOCK):
+        yield compressor.compress(block)
     yield compressor.flush()

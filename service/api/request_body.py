@@ -15,7 +15,14 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import zstandard
 
-from service.errors import BadEncoding, BodyTooLarge, ClientTimeout, DecompressedTooLarge, UnsupportedContentEncoding
+from service.errors import (
+    BadEncoding,
+    BodyTooLarge,
+    ClientTimeout,
+    DecompressedTooLarge,
+    ServiceError,
+    UnsupportedContentEncoding,
+)
 from service.http.asgi import ClientGone
 from service.http.cycle import Cycle
 from service.http.request_parser import HeaderFields
@@ -24,12 +31,17 @@ Part = bytes | bytearray | memoryview
 PIECE = 2**20
 CHEAPER = "tensors take fewer bytes as safetensors or in base64, or send the sequences in several requests"
 GZIP_STEP = 2**16
-# Larger bodies are decompressed in a thread. One of this size takes 1 ms, even if it is damaged or expands to nothing.
+# Larger bodies are decompressed in a thread. The first MiB of one of this size takes at most 2.5 ms (zeros in gzip), even if the
+# body is damaged or expands to nothing.
 HERE_BYTES = 2**16
 # Each member costs a new decompressor. Ordinary bodies have one; concatenated files and the output of `pigz -i` have a few.
 MAX_MEMBERS = 1024
 # Four bytes of a zstd frame can expand to 128 KiB, so one step yields at most 8 MiB.
 ZSTD_STEP = 256
+# RFC 8878, section 3.1.1.1.2, recommends to take windows of 8 MiB. Larger ones, as of `zstd --long`, cost their size in memory.
+MAX_WINDOW_BYTES = 2**23
+# The longest header of a zstd frame.
+ZSTD_HEADER_BYTES = 18
 # A function that runs work in a thread, in the order of the calls.
 RunOffLoop = Callable[[Callable[[], list[bytes]]], Awaitable[list[bytes]]]
 
@@ -42,17 +54,11 @@ class BodyLimits:
     timeout_s: float
 
 
-async def read_body(
-    coding: bytes | None,
-    caller: Cycle,
-    limits: BodyLimits,
-    reserve: Callable[[int], object],
-    run_off_loop: RunOffLoop,
-) -> list[Part]:
-    """Return the whole body in parts, decompressed if it has a `coding`.
+async def read_body(caller: Cycle, limits: BodyLimits, reserve: Callable[[int], object]) -> list[Part]:
+    """Return the whole body in parts, as sent.
 
-    `reserve` is called with each number of bytes as they arrive, and raises QueueFull. Raises BodyTooLarge,
-    DecompressedTooLarge, ClientTimeout, BadEncoding or ClientGone.
+    `reserve` is called with each number of bytes as they arrive, and raises QueueFull. Raises BodyTooLarge, ClientTimeout or
+    ClientGone.
     """
     num_arrived = 0
 
@@ -60,24 +66,20 @@ async def read_body(
         nonlocal num_arrived
         num_arrived += num_bytes
         if num_arrived > limits.max_bytes:
-            found = f"more than {limits.max_bytes:,} bytes (ATTENTION_MAX_BODY_BYTES)"
-            raise BodyTooLarge(f"the body has {found}; {CHEAPER}")
+            raise _too_large(BodyTooLarge, f"the body has more than {limits.max_bytes:,} bytes")
         reserve(num_bytes)
 
     if (parts := caller.take_body()) is not None:
         count(sum(map(len, parts)))
-    else:
-        try:
-            caller.on_bytes(count)
-            async with asyncio.timeout(limits.timeout_s):
-                parts = await _receive_all(caller)
-        except TimeoutError:
-            raise ClientTimeout(f"the body did not arrive within {limits.timeout_s:g} s") from None
-        finally:
-            caller.on_bytes(None)
-    if coding is None:
         return parts
-    return await _decompressed(b"".join(parts), coding, limits, reserve, run_off_loop)
+    try:
+        caller.on_bytes(count)
+        async with asyncio.timeout(limits.timeout_s):
+            return await _receive_all(caller)
+    except TimeoutError:
+        raise ClientTimeout(f"the body did not arrive within {limits.timeout_s:g} s") from None
+    finally:
+        caller.on_bytes(None)
 
 
 def joined(parts: list[Part]) -> bytearray:
@@ -90,7 +92,7 @@ def joined(parts: list[Part]) -> bytearray:
 def announced_body(fields: HeaderFields, codings: tuple[bytes, ...], max_bytes: int) -> tuple[bytes | None, int]:
     """Return the content coding of the body (None if it has none) and its announced length (0 if there is none).
 
-    A compressed body is larger once decompressed. Raises UnsupportedContentEncoding or BodyTooLarge.
+    The length is that of the body as sent, compressed or not. Raises UnsupportedContentEncoding or BodyTooLarge.
     """
     names = [name.strip().lower() for value in fields[b"content-encoding"] for name in value.split(b",")]
     names = [name for name in names if name not in (b"", b"identity")]
@@ -99,9 +101,12 @@ def announced_body(fields: HeaderFields, codings: tuple[bytes, ...], max_bytes: 
     lengths = fields[b"content-length"]  # the transport has checked that there is at most one, of at most 19 digits
     num_bytes = int(lengths[0]) if lengths else 0
     if num_bytes > max_bytes:
-        found = f"{num_bytes:,} bytes, expected at most {max_bytes:,}"
-        raise BodyTooLarge(f"the body has {found} (ATTENTION_MAX_BODY_BYTES); {CHEAPER}")
+        raise _too_large(BodyTooLarge, f"the body has {num_bytes:,} bytes, expected at most {max_bytes:,}")
     return names[0] if names else None, num_bytes
+
+
+def _too_large(error_class: type[ServiceError], found: str) -> ServiceError:
+    return error_class(f"{found} (ATTENTION_MAX_BODY_BYTES); {CHEAPER}")
 
 
 async def _receive_all(caller: Cycle) -> list[Part]:
@@ -115,14 +120,20 @@ async def _receive_all(caller: Cycle) -> list[Part]:
             return parts
 
 
-async def _decompressed(
-    body: bytes,
+async def decompressed(
+    parts: list[Part],
     coding: bytes,
     limits: BodyLimits,
     reserve: Callable[[int], object],
     run_off_loop: RunOffLoop,
 ) -> list[Part]:
-    """Decompress: the first MiB of a small body, which is all of most bodies, on the event loop; everything else in a thread."""
+    """Return the decompressed body in parts, and empty `parts`; `reserve` is called with each number of bytes that it adds.
+
+    The first MiB of a small body, which is all of most bodies, is decompressed on the event loop; everything else in a thread.
+    Raises DecompressedTooLarge, BadEncoding, or QueueFull from `reserve`.
+    """
+    body = b"".join(parts)
+    parts.clear()  # the reservation covers one copy
     pieces: list[Part] = []
     total = 0
     read = _DECOMPRESSORS[coding](body)
@@ -132,8 +143,9 @@ async def _decompressed(
             num_bytes = sum(map(len, more))
             total += num_bytes
             if total > limits.max_bytes:
-                found = f"more than {limits.max_bytes:,} bytes (ATTENTION_MAX_BODY_BYTES)"
-                raise DecompressedTooLarge(f"the decompressed body has {found}; {CHEAPER}")
+                raise _too_large(
+                    DecompressedTooLarge, f"the decompressed body has more than {limits.max_bytes:,} bytes"
+                )
             reserve(num_bytes)
             pieces += more
             more = await run_off_loop(lambda: _next_mebibyte(read)) if num_bytes >= PIECE else []
@@ -145,7 +157,7 @@ async def _decompressed(
 
 
 def _next_mebibyte(read: Iterator[bytes]) -> list[bytes]:
-    """Return pieces of PIECE bytes in total or a little more; fewer only at the end."""
+    """Return pieces of PIECE bytes in total, or more by less than one piece (of at most 8 MiB); fewer only at the end."""
     pieces, num_bytes = [], 0
     for piece in read:
         pieces.append(piece)
@@ -164,7 +176,7 @@ def _members(body: bytes, *, wbits: int, most: int) -> Iterator[bytes]:
             raise BadEncoding(f"a compressed body may have at most {most} members and nothing after them")
         member = zlib.decompressobj(wbits=wbits)
         while not member.eof:
-            # One slice at a time: zlib copies what a member leaves unused, and that must not be the rest of the body.
+            # One slice at a time: each call copies the input that it leaves, which must not be the rest of the body.
             piece = member.decompress(member.unconsumed_tail or view[start : start + GZIP_STEP], PIECE)
             if not member.unconsumed_tail:
                 start = min(start + GZIP_STEP, len(body))
@@ -175,18 +187,26 @@ def _members(body: bytes, *, wbits: int, most: int) -> Iterator[bytes]:
 
 
 def _unzstd(body: bytes) -> Iterator[bytes]:
-    """Decompress zstd frames in sequence, skippable ones too (RFC 8878), with windows of at most 8 MiB."""
+    """Decompress zstd frames in sequence, skippable ones too (RFC 8878), with windows of at most MAX_WINDOW_BYTES."""
     start = members = 0
-    decompressor = zstandard.ZstdDecompressor(max_window_size=2**23)
+    decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
     while start < len(body):
         members += 1
         if members > MAX_MEMBERS:
             raise BadEncoding(f"a compressed body may have at most {MAX_MEMBERS} frames")
-        frame = decompressor.decompressobj()
+        frame, header = decompressor.decompressobj(), body[start : start + ZSTD_HEADER_BYTES]
         while not frame.eof:
             if start == len(body):
                 raise BadEncoding("the zstd body is truncated")
-            yield frame.decompress(body[start : start + ZSTD_STEP])
+            try:
+                piece = frame.decompress(body[start : start + ZSTD_STEP])
+            except zstandard.ZstdError:
+                window_bytes = zstandard.get_frame_parameters(header).window_size
+                if window_bytes <= MAX_WINDOW_BYTES:
+                    raise
+                found = f"{window_bytes:,} bytes, expected at most {MAX_WINDOW_BYTES:,}"
+                raise BadEncoding(f"the window of a zstd frame has {found}") from None
+            yield piece
             start = min(start + ZSTD_STEP, len(body))
         start -= len(frame.unused_data)
 

@@ -1,21 +1,23 @@
 """Request context: one attention request from its headers to its sent answer, with its deadline, its times and its bytes.
 
-Invariants: the deadline starts when the body is complete and covers decoding, waiting and computing. From then on a disconnect
-ends the request at once, at every stage. Large bodies are decoded one after another. One that would be late is refused before it
-is read if its length is known. Every reported time (log line, answer, Server-Timing) comes from here.
+Invariants: the deadline starts when the body has arrived and covers decompressing, decoding, waiting and computing. From then on
+a disconnect ends the request at once, while its answer is sent at the next write. Large bodies are decoded one after another. One
+that would be late is refused before it is read if its length is announced. Every reported time (log line, answer, Server-Timing)
+comes from here.
 
 Byte budgets limit the bytes that requests hold in this process and that no other limit counts: bodies until they are decoded, and
 answers until they are sent. All reservations together never exceed the budget. A reservation may hold at most as much as it
 leaves free (dynamic thresholds, Choudhury and Hahne 1998), so large requests are refused first and small ones still fit. If
 callers are distinguished, the reservations of one caller together are bounded in the same way. A request frees its bytes at the
-latest when it ends, however it ends.
+latest when it ends, however it ends; only a body that the helper process still parses keeps them, and its place, until then.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
-from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, Self, TypeVar
 
@@ -24,7 +26,7 @@ import torch
 from service.api.json_parser import JsonParser
 from service.api.outer_middleware import milliseconds, record_of
 from service.api.reply import Headers, Piece, send_reply
-from service.api.request_body import BodyLimits, Part, announced_body, read_body
+from service.api.request_body import BodyLimits, Part, announced_body, decompressed, read_body
 from service.attention.call import Answer
 from service.attention.engine import LayerCall
 from service.batching.batcher import Batcher
@@ -139,6 +141,7 @@ class RequestContext:
         self._timeout_s = self.limits.timeout_s
         self._complete = self._answered = 0.0
         self._is_binary = False
+        self._turn: contextlib.AsyncExitStack | None = None  # the place of a large body in the decoding queue
 
     def __enter__(self) -> Self:
         """Raise Draining after `LayerRequests.close`."""
@@ -181,27 +184,50 @@ class RequestContext:
             self._timeout_s = min(self._timeout_s, timeout_s)
 
     async def read(self, codings: tuple[bytes, ...], layer: Served, *, is_binary: bool) -> list[Part]:
-        """Return the parts of the whole body, which is for `layer`; the deadline starts when it is complete.
+        """Return the parts of the whole body, decompressed, which is for `layer`.
 
-        Under overload it refuses a body of that length: before it reads the body if the length is announced, else afterwards.
+        The deadline starts when the body has arrived. From then until `send` begins, the request ends with ClientGone when the
+        client disconnects.
+        Under overload it refuses a body of that length: before it reads the body if the length is announced and the body is not
+        compressed, else afterwards.
         """
         self._is_binary = is_binary
         limits = self.limits.body
         coding, num_announced = self.fields.make(announced_body, codings, limits.max_bytes)
         asked_s = self.fields.make(_asked_timeout_s)
         self.shorten(asked_s or None)
-        self._check_lane(layer, num_announced)
+        if num_announced and coding is None:  # otherwise the size is not known yet
+            self._check_lane(layer, num_announced)
+        else:
+            self._requests.batcher.check_open(self._key)
         if self._requests.bodies.num_bytes:
             self._check_bodies(num_announced)
-        parts = await read_body(coding, self._cycle, limits, self._body_bytes.grow, self._requests.run_off_loop)
+        parts = await read_body(self._cycle, limits, self._body_bytes.grow)
+        self._complete = self._requests.now()
+        self._record.receive_s, self._record.stage = self._complete - self._record.started, "decoding"
+        self._cycle.on_disconnect(lambda: self._cancel(ClientGone))
+        if coding is not None:
+            parts = await self._decompressed(parts, coding)
         if asked_s == 0:  # reported after the body's size and coding, however long the queue is
             raise InvalidInput("X-Request-Timeout-Ms must be a whole number of milliseconds, at least 1")
-        self._complete = self._requests.now()
-        self._record.receive_s = self._complete - self._record.started
-        self._record.bytes_in, self._record.stage = sum(map(len, parts)), "decoding"
+        self._record.bytes_in = sum(map(len, parts))
         self._check_bodies(self._record.bytes_in)
         self._check_lane(layer, self._record.bytes_in)
         return parts
+
+    async def _decompressed(self, parts: list[Part], coding: bytes) -> list[Part]:
+        limits, run_off_loop = self.limits.body, self._requests.run_off_loop
+        async with self._within_deadline("was decompressed"):
+            return await decompressed(parts, coding, limits, self._body_bytes.grow, run_off_loop)
+
+    @contextlib.asynccontextmanager
+    async def _within_deadline(self, doing: str) -> AsyncIterator[None]:
+        """End the block at the deadline with DeadlineExceeded, whose message says that the body `doing`."""
+        try:
+            async with asyncio.timeout(self._timeout_s - self._elapsed_s()):
+                yield
+        except TimeoutError:
+            raise DeadlineExceeded(f"the deadline passed while the body {doing}") from None
 
     def _waits_its_turn(self, num_bytes: int) -> bool:
         """Return whether a body of this size waits until earlier bodies are decoded."""
@@ -212,23 +238,17 @@ class RequestContext:
             self._requests.bodies.check(num_bytes, self._timeout_s, self.limits.timeout_s, is_binary=self._is_binary)
 
     async def decoded(self, decode: Callable[[], Coroutine[Any, Any, R]]) -> R:
-        """Return the result of `decode`, which decodes the body; a large body waits for the large ones before it.
-
-        From now until `send` begins, the request ends with ClientGone when the client disconnects.
-        """
-        self._cycle.on_disconnect(lambda: self._cancel(ClientGone))
+        """Return the result of `decode`, which decodes the body; a large body waits for the large ones before it."""
         num_bytes = self._record.bytes_in
         if not self._waits_its_turn(num_bytes):
             result = await decode()
         else:
-            try:
-                async with (
-                    asyncio.timeout(self._timeout_s - self._elapsed_s()),
-                    self._requests.bodies.decoding(num_bytes, is_binary=self._is_binary),
-                ):
-                    result = await decode()
-            except TimeoutError:
-                raise DeadlineExceeded("the deadline passed while the body waited to be decoded") from None
+            self._turn = contextlib.AsyncExitStack()
+            async with self._within_deadline("was decoded or waited to be decoded"), self._turn:
+                await self._turn.enter_async_context(
+                    self._requests.bodies.decoding(num_bytes, is_binary=self._is_binary)
+                )
+                result = await decode()
         self._body_bytes.release()
         self._record.decode_s, self._record.stage = self._elapsed_s(), "queued"
         return result
@@ -238,7 +258,16 @@ class RequestContext:
         limits = self.limits
         if parse_s(text) <= MAX_HERE_S:
             return parse(text, max_depth=limits.max_json_depth, max_numbers=limits.max_text_numbers)
-        return await self._requests.parser.parse(text)
+        # A body that is too small for the decoding queue may wait here for a large one.
+        async with self._within_deadline("was parsed or waited to be parsed"):
+            return await self._requests.parser.parse(text, self._leave)
+
+    def _leave(self, exchange: asyncio.Future[Any]) -> None:
+        """Keep the body's bytes and its place in the decoding queue, after this request's end, until `exchange` has ended."""
+        kept = self._turn.pop_all() if self._turn is not None else contextlib.AsyncExitStack()
+        kept.callback(self._body_bytes.release)
+        self._body_bytes = Reservation(self._requests.intake, self._key)
+        exchange.add_done_callback(lambda _: asyncio.ensure_future(kept.aclose()))
 
     async def checked(self, check: Callable[[], CheckedRequest]) -> CheckedRequest:
         """Return the request that `check` returns; long checks run in a thread."""
@@ -247,10 +276,10 @@ class RequestContext:
         return request if request.is_counted else await self._requests.run_off_loop(request.counted)
 
     def _check_lane(self, layer: Served, num_bytes: int) -> None:
-        """Raise QueueFull if a request of about this size would be refused anyway, which saves reading or decoding it.
+        """Raise what the batcher would raise for a request of about this size, which saves reading or decoding it.
 
-        The number of tokens is estimated from the bytes, at the ratio of the last requests. If the estimate is wrong, the batcher
-        refuses the request once it is decoded.
+        The number of tokens is estimated from the bytes, at the ratio of the last requests. If the estimate names another lane,
+        a request may be refused although its own lane takes it, or be decoded before the batcher refuses it.
         """
         batcher = self._requests.batcher
         batcher.check_open(self._key)

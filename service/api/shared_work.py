@@ -20,7 +20,7 @@ PAUSE_S = 0.1
 class Memo(Generic[T]):
     """Caches one value: the one for the key of the last request.
 
-    It is computed in `thread`, which all requests share, so that the event loop shares the interpreter with one thread only.
+    It is computed in `thread`, one for all requests, so that at most one such computation competes for the interpreter.
     """
 
     def __init__(self, thread: Executor) -> None:
@@ -31,9 +31,9 @@ class Memo(Generic[T]):
     async def get(self, key: object, make: Callable[[], T]) -> T:
         """Return the result of `make`, which runs once while the key stays the same, and again after a failure."""
         value = self._value
-        if value is None or self._key != key or (value.done() and value.exception() is not None):
-            self._key = key
+        if value is None or self._key != key or (value.done() and (value.cancelled() or value.exception() is not None)):
             self._value = value = asyncio.get_running_loop().run_in_executor(self._thread, make)
+            self._key = key  # set last: the line above raises if the thread has ended
         return await asyncio.shield(value)
 
 

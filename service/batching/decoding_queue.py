@@ -4,8 +4,8 @@ Independent of what a body is, how it is decoded, and HTTP.
 Invariants: First come, first decoded. The queue is measured in seconds, by the rates of the last text and the last binary bodies,
 because text takes many times as long as binary bodies of its size. A body that would be late is refused before it waits, and
 before it is read if its length is known. A burst may fill MAX_WAIT_S or MAX_BODIES, whichever is more. Under sustained overload
-(`Congestion`) the limit is two bodies or WAIT_SHARE of the standing wait, whichever is more. Nothing remains of a body whose
-caller leaves.
+(`Congestion`) the limit is two bodies or WAIT_SHARE of the standing wait, whichever is more. Nothing remains of a body
+once its `decoding` block has ended, however it ended.
 """
 
 from __future__ import annotations

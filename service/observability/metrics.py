@@ -74,7 +74,7 @@ class Metrics(Collector):
         self.replacements.inc(is_replacement)
 
     def _make_request_series(self) -> None:
-        self.received = self.counter("received", "Requests received, except health checks and metrics scrapes")
+        self.received = self.counter("received", "Requests received, except health checks and scrapes that do not fail")
         self.requests = self.counter("requests", "Requests answered, by route and status", ("route", "status"))
         self.rejected = self.counter("rejected", "Requests answered with an error, by error code", ("reason",))
         self.cancelled = self.counter(

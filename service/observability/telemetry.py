@@ -1,7 +1,7 @@
 """Telemetry: turns events of the API, batching, layers and the engine into metrics, log lines and spans of batches.
 
-Invariants: Each request is counted once, refusals too. Health checks and scrapes are not counted (`RequestRecord.is_counted`). A
-request's line and its count come from the same record, so they agree. Series that every request changes are updated once a loop
+Invariants: Each request is counted once, refusals too. Health checks and scrapes come here only if they fail. A request's
+line and its count come from the same record, so they agree. Series that every request changes are updated once a loop
 tick: a call of prometheus_client takes as long as ten calls of our own. The time of each layer's last answer is kept here,
 because readiness depends on it.
 """
@@ -53,16 +53,12 @@ class Telemetry:
 
     # Events of the API.
 
-    def received(self, record: RequestRecord) -> None:
-        if not record.is_counted:
-            return
+    def received(self, record: RequestRecord) -> None:  # noqa: ARG002 (RequestLog passes it)
         self._num_received += 1
         self._num_in_flight += 1
         self._tick.ask()
 
     def answered(self, record: RequestRecord, total_s: float) -> None:
-        if not record.is_counted:
-            return
         self._answered.append((record, total_s))
         self._num_in_flight -= 1
         self._tick.ask()
@@ -72,8 +68,6 @@ class Telemetry:
 
     def abandoned(self, record: RequestRecord, total_s: float) -> None:
         """Count a request whose client disconnected before the answer, by its stage (receiving, decoding, queued, sending)."""
-        if not record.is_counted:
-            return
         self._cancelled.append(record.stage)
         self._num_in_flight -= 1
         self._tick.ask()

@@ -51,7 +51,7 @@ class RequestSpans:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         record = record_of(scope)
-        if not record.is_counted:
+        if record.is_monitoring:
             await self._inside(scope, receive, send)
             return
         cut: str | None = "incomplete"

@@ -32,6 +32,7 @@ def type_for(*values: bytes, offered: tuple[bytes, ...] = (JSON, BINARY)) -> byt
         (b"text/html", b"application/json"),
         (b"application/json, text/plain, */*",),
         (b"application/json;q=1, application/vnd.safetensors;q=5",),
+        (b"text/html, image/gif, image/jpeg, *; q=.2, */*; q=.2",),  # Java's HttpURLConnection
     ],
 )
 def test_the_answer_has_the_form_of_the_request_unless_accept_prefers_another(values):

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -112,6 +113,40 @@ def test_a_disconnect_disturbs_no_other_request():
         assert (await parser.parse(LARGE))["encoding"] == "list"
 
     story(check)
+
+
+class Counting(JsonParser):
+    """A parser that counts its exchanges and holds them until they may go on."""
+
+    def __init__(self) -> None:
+        super().__init__(32, 2**20)
+        self.num_exchanges = 0
+        self.may_go_on = asyncio.Event()
+
+    async def _ask(self, body):
+        self.num_exchanges += 1
+        await self.may_go_on.wait()
+        return await super()._ask(body)
+
+
+def test_a_body_that_waits_is_dropped_when_its_caller_leaves_and_one_that_is_parsed_is_reported():
+    async def main() -> None:
+        parser = Counting()
+        left: list[asyncio.Future[Any]] = []
+        leaving = [asyncio.ensure_future(parser.parse(SMALL, left.append)) for _ in range(12)]
+        await asyncio.sleep(0.01)
+        for task in leaving:
+            task.cancel()
+        await asyncio.wait(leaving)
+        (exchange,) = left
+        assert not exchange.done()
+        parser.may_go_on.set()
+        assert (await parser.parse(SMALL))["query"].shape == (1, 1)
+        assert exchange.done()
+        assert parser.num_exchanges == 2
+        parser.close()
+
+    asyncio.run(main())
 
 
 def test_the_helper_process_ends_with_its_worker_and_holds_none_of_its_descriptors():

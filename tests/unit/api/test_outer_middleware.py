@@ -2,12 +2,13 @@
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 from starlette.routing import Route
 
 from service.api.outer_middleware import OuterMiddleware
-from service.errors import BadShape, HeadersTooLarge, QueueFull
+from service.errors import BadShape, HeadersTooLarge, NotReady, QueueFull, Unauthorized
 from service.http.asgi import REFUSED, ClientGone
 
 
@@ -94,6 +95,50 @@ def test_a_refusal_of_the_transport_is_answered_counted_and_logged_like_any_fail
     assert (status, body["code"], body["detail"]) == (431, "headers_too_large", "at most 16 KiB")
     assert (b"connection", b"close") in sent[0]["headers"]
     assert events == [("received", method), ("answered", 431)]
+
+
+HEALTH = ("/healthz", "/readyz", "/v2/health/live", "/v2/health/ready")
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+@pytest.mark.parametrize("path", ["/metrics", *HEALTH])
+def test_a_health_check_and_a_scrape_are_counted_only_if_they_fail(path, method):
+    def events(inner):
+        middleware = OuterMiddleware(inner, [Route(path, ok)], ledger := Ledger(), lambda: 0.0)
+        scope = {"type": "http", "method": method, "path": path, "headers": [], "root_path": ""}
+
+        async def send(_):
+            pass
+
+        asyncio.run(middleware(scope, nothing_comes, send))
+        return ledger.events
+
+    assert events(ok) == []
+    assert events(failing(ClientGone())) == []
+    assert events(failing(Unauthorized("no key"))) == [("received", method), ("answered", 401)]
+    is_health = path in HEALTH
+    assert events(failing(NotReady("not yet"))) == ([] if is_health else [("received", method), ("answered", 503)])
+
+
+def test_a_method_that_metrics_do_not_take_is_counted():
+    _, events = serve(ok, "DELETE", more={"path": "/metrics"})
+    assert events == [("received", "DELETE"), ("answered", 404)]
+
+
+def test_the_bytes_of_a_head_are_not_counted_because_they_are_not_sent():
+    records = []
+
+    class Sizes(Ledger):
+        def answered(self, record, total_s):
+            records.append(record.bytes_out)
+
+    async def send(_):
+        pass
+
+    for method in ("GET", "HEAD"):
+        scope: dict[str, Any] = {"type": "http", "method": method, "path": "/x", "headers": [], "root_path": ""}
+        asyncio.run(OuterMiddleware(ok, ROUTES, Sizes(), lambda: 0.0)(scope, nothing_comes, send))
+    assert records == [2, 0]
 
 
 def test_an_unexpected_error_is_a_500_without_its_text_and_its_traceback_is_logged():

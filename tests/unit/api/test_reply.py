@@ -11,10 +11,9 @@ import pytest
 import zstandard
 
 from service.api.reply import (
-    COMPRESSED_SLICE,
+    COMPRESSED_BLOCK,
     MIN_COMPRESSED,
     PAUSE_BYTES,
-    SLICES_BETWEEN_PAUSES,
     WHOLE_BYTES,
     Piece,
     collected,
@@ -127,10 +126,32 @@ def test_an_answer_made_piece_by_piece_pauses_by_its_bytes_and_not_by_its_pieces
 
 
 @pytest.mark.parametrize("coding", list(OPENERS), ids=lambda coding: coding.decode())
-@pytest.mark.parametrize("piece", [bytes(COMPRESSED_SLICE), os.urandom(COMPRESSED_SLICE)], ids=["zeros", "random"])
+@pytest.mark.parametrize("piece", [bytes(2**16), os.urandom(2**16)], ids=["zeros", "random"])
 def test_a_compressed_answer_pauses_by_the_bytes_that_go_in(piece, coding):
     """Zeros give no bytes for many slices."""
-    assert turns_of_others([piece] * 64, coding)[-1] >= 64 // SLICES_BETWEEN_PAUSES - 1
+    assert turns_of_others([piece] * 64, coding)[-1] >= 64 * 2**16 // COMPRESSED_BLOCK - 1
+
+
+def separated(num_pieces: int) -> list[Piece]:
+    """Pieces with one-byte separators between them, as lists of numbers are made."""
+    return [b"[", *[b"1" * (PAUSE_BYTES // 8), b","] * num_pieces, b"]"]
+
+
+def test_an_answer_with_separators_is_sent_in_blocks():
+    headers, bodies = sent(iter(separated(64)))
+    assert b"content-length" not in headers
+    assert b"".join(bodies) == b"".join(separated(64))
+    *blocks, _, end = bodies
+    assert end == b""
+    assert all(PAUSE_BYTES <= len(block) < 2 * PAUSE_BYTES for block in blocks)
+    assert turns_of_others(iter(separated(64)))[-1] <= 8 + 4
+
+
+@pytest.mark.parametrize("coding", list(OPENERS), ids=lambda coding: coding.decode())
+def test_separators_do_not_make_a_compressed_answer_pause_more_often(coding):
+    pieces = separated(64)
+    num_blocks = sum(map(len, pieces)) // COMPRESSED_BLOCK + 1
+    assert turns_of_others(iter(pieces), coding)[-1] <= num_blocks + 4
 
 
 def test_pieces_that_are_made_before_their_length_is_sent_pause_too():

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import zstandard
 
-from service.api.request_body import BodyLimits, announced_body, read_body
+from service.api.request_body import BodyLimits, Part, announced_body, decompressed, read_body
 from service.api.request_context import ByteBudget, Reservation
 from service.errors import (
     BadEncoding,
@@ -24,6 +24,7 @@ from service.http.request_parser import HeaderFields
 from tests.receive_cycle import ReceiveCycle
 
 LIMITS = BodyLimits(max_bytes=1000, timeout_s=5)
+SKIPPABLE = (0x184D2A53).to_bytes(4, "little") + (5).to_bytes(4, "little") + b"ready"
 
 
 class Parts:
@@ -61,7 +62,12 @@ def read(
 ) -> bytes:
     coding, _ = announced_body(HeaderFields(headers), codings, limits.max_bytes)
     caller: Any = ReceiveCycle(receive)
-    return b"".join(asyncio.run(read_body(coding, caller, limits, lambda _: None, in_a_thread)))
+
+    async def main() -> list[Part]:
+        parts = await read_body(caller, limits, lambda _: None)
+        return parts if coding is None else await decompressed(parts, coding, limits, lambda _: None, in_a_thread)
+
+    return b"".join(asyncio.run(main()))
 
 
 def test_parts_are_joined():
@@ -127,7 +133,7 @@ def test_the_bytes_of_a_refused_body_are_not_counted():
     byte_budget = ByteBudget(1000, "bodies")
     caller: Any = Arriving()
     with pytest.raises(QueueFull):
-        asyncio.run(read_body(None, caller, LIMITS, Reservation(byte_budget).grow, in_a_thread))
+        asyncio.run(read_body(caller, LIMITS, Reservation(byte_budget).grow))
     assert caller.callback is None
     assert byte_budget.num_bytes == 0
 
@@ -157,6 +163,28 @@ def test_a_damaged_compressed_body_is_bad_encoding(name, damage):
         read(Parts(body), (b"content-encoding", name))
 
 
+def test_a_compressed_body_of_several_parts_is_held_once():
+    """Its bytes are reserved once."""
+    whole, held = zlib.compress(b"y" * 1000), []
+    parts: list[Part] = [whole[:5], whole[5:]]
+
+    async def main() -> list[Part]:
+        return await decompressed(parts, b"deflate", LIMITS, lambda _: held.append(len(parts)), in_a_thread)
+
+    assert b"".join(asyncio.run(main())) == b"y" * 1000
+    assert held == [0]
+
+
+@pytest.mark.parametrize("before", [b"", zstandard.compress(b"ab"), SKIPPABLE], ids=["first", "second", "skippable"])
+def test_the_error_for_a_zstd_frame_with_a_large_window_names_the_limit(before):
+    """`zstd --long` writes such frames; they are valid."""
+    options = zstandard.ZstdCompressionParameters(window_log=24, write_content_size=False)
+    writer = zstandard.ZstdCompressor(compression_params=options).compressobj()
+    body = before + writer.compress(b"y" * 1000) + writer.flush()
+    with pytest.raises(BadEncoding, match="window of a zstd frame has 16,777,216 bytes, expected at most 8,388,608"):
+        read(Parts(body), (b"content-encoding", b"zstd"))
+
+
 def test_a_wrong_checksum_is_bad_encoding():
     body = bytearray(gzip.compress(b"hello"))
     body[-6] ^= 1
@@ -166,9 +194,6 @@ def test_a_wrong_checksum_is_bad_encoding():
 
 def test_gzip_members_follow_each_other():
     assert read(Parts(gzip.compress(b"ab") + gzip.compress(b"cd")), (b"content-encoding", b"gzip")) == b"abcd"
-
-
-SKIPPABLE = (0x184D2A53).to_bytes(4, "little") + (5).to_bytes(4, "little") + b"ready"
 
 
 @pytest.mark.parametrize(

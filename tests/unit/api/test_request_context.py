@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import gzip
+import os
 import threading
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
@@ -14,6 +16,7 @@ import pytest
 import torch
 
 from service.api.outer_middleware import start_record
+from service.api.request_body import HERE_BYTES
 from service.api.request_context import LayerRequests, RequestContext
 from service.attention.call import Call
 from service.batching.decoding_queue import DecodingQueue
@@ -178,6 +181,92 @@ def test_a_disconnect_during_decoding_frees_its_entry():
     story(check)
 
 
+@pytest.mark.parametrize("end", ["disconnect", "deadline"])
+def test_a_body_that_is_being_parsed_keeps_its_bytes_and_its_place_when_its_request_ends(end):
+    """The next body would wait for the helper process, outside of the queue and of the byte budget."""
+
+    async def check(setup: Setup) -> None:
+        begun, may_end = asyncio.Event(), asyncio.Event()
+
+        async def ask(body: Any) -> tuple[bytes, memoryview]:
+            begun.set()
+            await may_end.wait()
+            return b"{}", memoryview(b"")
+
+        setup.layer_requests.parser._ask = ask  # type: ignore[method-assign]
+        timeout = {"x_request_timeout_ms": "50"} if end == "deadline" else {}
+        context, messages = await setup.context(OFF_LOOP, **timeout)
+
+        async def serve() -> None:
+            with context:
+                await context.decoded(lambda: context.parsed(b"[" * 2**20))
+
+        serving = asyncio.ensure_future(serve())
+        await begun.wait()
+        if end == "disconnect":
+            messages.put_nowait({"type": "http.disconnect"})
+        with pytest.raises(ClientGone if end == "disconnect" else DeadlineExceeded):
+            await serving
+        assert setup.bodies.num_bytes == setup.layer_requests.intake.num_bytes == OFF_LOOP
+        after, _ = await setup.context(OFF_LOOP)
+        waiting = asyncio.ensure_future(after.decoded(nothing))
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+        may_end.set()
+        assert await waiting
+        assert setup.bodies.num_bytes == setup.layer_requests.intake.num_bytes == 0
+
+    story(check)
+
+
+def test_the_deadline_ends_a_small_body_that_waits_for_the_helper_process():
+    async def check(setup: Setup) -> None:
+        async def ask(body: Any) -> Any:
+            await asyncio.Event().wait()
+
+        setup.layer_requests.parser._ask = ask  # type: ignore[method-assign]
+        for _ in range(2):  # the first is being parsed, the second waits
+            context, _ = await setup.context(1, x_request_timeout_ms="20")
+            with pytest.raises(DeadlineExceeded, match="parsed"), context:
+                await asyncio.wait_for(context.decoded(lambda: context.parsed(b"[" * 2**20)), 2)  # noqa: B023
+
+    story(check)
+
+
+@pytest.mark.parametrize("end", ["disconnect", "deadline"])
+def test_decompression_ends_with_the_deadline_and_when_the_client_disconnects(end):
+    """Its body is complete: from then on both count."""
+
+    async def check(setup: Setup) -> None:
+        held = Held(setup)
+        holding = asyncio.ensure_future(held.work())
+        await asyncio.to_thread(held.runs.wait)
+        messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        body = gzip.compress(os.urandom(HERE_BYTES))
+        setup.layer_requests.intake.max_bytes = 2**20
+        messages.put_nowait({"type": "http.request", "body": body})
+        named = [(b"content-encoding", b"gzip"), *([(b"x-request-timeout-ms", b"20")] if end == "deadline" else [])]
+        scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "headers": named}
+        start_record(scope, setup.clock.now())
+        context = RequestContext(setup.layer_requests, scope | {CYCLE: ReceiveCycle(messages.get)})
+        if end == "disconnect":
+            messages.put_nowait({"type": "http.disconnect"})
+
+        async def serve() -> None:
+            with context:
+                await context.read((b"gzip",), LAYER, is_binary=True)
+
+        try:
+            with pytest.raises(ClientGone if end == "disconnect" else DeadlineExceeded):
+                await asyncio.wait_for(serve(), 1)
+            assert setup.layer_requests.intake.num_bytes == 0
+        finally:
+            held.may_go_on.set()
+            await holding
+
+    story(check)
+
+
 def test_bytes_of_bodies_are_released_after_decoding_and_at_the_end_of_the_request():
     async def check(setup: Setup) -> None:
         intake = setup.layer_requests.intake
@@ -239,6 +328,38 @@ def test_under_sustained_overload_headers_that_never_fit_are_no_reason_to_retry(
         context = RequestContext(setup.layer_requests, scope | {CYCLE: None})
         with pytest.raises(error):
             await context.read((b"gzip",), LAYER, is_binary=True)
+
+    story(check)
+
+
+@pytest.mark.parametrize(
+    ("headers", "sizes"),
+    [
+        ([(b"content-length", b"400")], [1, 1]),
+        ([], [1]),
+        ([(b"content-length", b"23"), (b"content-encoding", b"gzip")], [1]),
+    ],
+    ids=["announced", "chunked", "compressed"],
+)
+def test_under_sustained_overload_the_lane_is_that_of_the_whole_body(headers, sizes):
+    """If only small requests are refused, a large one of unknown length is not refused as a small one."""
+
+    async def check(setup: Setup) -> None:
+        lanes: list[Any] = []
+        setup.batcher.is_congested = True
+        setup.batcher.check_lane = lambda lane, caller, num_coming: lanes.append(lane[-1])
+        limits = dataclasses.replace(setup.layer_requests.limits.max_shared, max_tokens=100)
+        setup.layer_requests.limits = dataclasses.replace(setup.layer_requests.limits, max_shared=limits)
+        body = gzip.compress(bytes(400)) if len(headers) > 1 else bytes(400)
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": body}
+
+        scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "headers": headers}
+        start_record(scope, setup.clock.now())
+        with RequestContext(setup.layer_requests, scope | {CYCLE: ReceiveCycle(receive)}) as context:
+            await context.read((b"gzip",), LAYER, is_binary=True)
+        assert lanes == sizes
 
     story(check)
 

@@ -116,6 +116,36 @@ def test_a_cancelled_request_cancels_no_other():
     asyncio.run(main())
 
 
+def test_a_key_whose_value_could_not_be_begun_does_not_get_the_value_of_the_one_before():
+    async def main():
+        thread = ThreadPoolExecutor()
+        memo = Memo[str](thread)
+        assert await memo.get("a", lambda: "of a") == "of a"
+        thread.shutdown()
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="shutdown"):
+                await memo.get("b", lambda: "of b")
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_value_is_computed_again():
+    async def main():
+        blocked, may_go_on = ThreadPoolExecutor(1), threading.Event()
+        blocked.submit(may_go_on.wait, 20)
+        memo = Memo[int](blocked)
+        waiting = asyncio.ensure_future(memo.get("a", lambda: 1))
+        await turns()
+        assert memo._value is not None
+        memo._value.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        may_go_on.set()
+        assert await memo.get("a", lambda: 2) == 2
+
+    asyncio.run(main())
+
+
 def test_the_first_request_is_rendered_at_once():
     async def main():
         renders = Renders()
