@@ -54,7 +54,7 @@ class BodyLimits:
     timeout_s: float
 
 
-async def read_body(caller: Cycle, limits: BodyLimits, reserve: Callable[[int], object]) -> list[Part]:
+async def read_body(cycle: Cycle, limits: BodyLimits, reserve: Callable[[int], object]) -> list[Part]:
     """Return the whole body in parts, as sent.
 
     `reserve` is called with each number of bytes as they arrive, and raises QueueFull. Raises BodyTooLarge, ClientTimeout or
@@ -69,17 +69,17 @@ async def read_body(caller: Cycle, limits: BodyLimits, reserve: Callable[[int], 
             raise _too_large(BodyTooLarge, f"the body has more than {limits.max_bytes:,} bytes")
         reserve(num_bytes)
 
-    if (parts := caller.take_body()) is not None:
+    if (parts := cycle.take_body()) is not None:
         count(sum(map(len, parts)))
         return parts
     try:
-        caller.on_bytes(count)
+        cycle.on_bytes(count)
         async with asyncio.timeout(limits.timeout_s):
-            return await _receive_all(caller)
+            return await _receive_all(cycle)
     except TimeoutError:
         raise ClientTimeout(f"the body did not arrive within {limits.timeout_s:g} s") from None
     finally:
-        caller.on_bytes(None)
+        cycle.on_bytes(None)
 
 
 def joined(parts: list[Part]) -> bytearray:
@@ -109,10 +109,10 @@ def _too_large(error_class: type[ServiceError], found: str) -> ServiceError:
     return error_class(f"{found} (ATTENTION_MAX_BODY_BYTES); {CHEAPER}")
 
 
-async def _receive_all(caller: Cycle) -> list[Part]:
+async def _receive_all(cycle: Cycle) -> list[Part]:
     parts: list[Part] = []
     while True:
-        message = await caller.receive()
+        message = await cycle.receive()
         if message["type"] == "http.disconnect":
             raise ClientGone
         parts.append(message.get("body", b""))

@@ -61,10 +61,10 @@ def read(
     receive, *headers: tuple[bytes, bytes], limits: BodyLimits = LIMITS, codings: tuple[bytes, ...] = tuple(PACKERS)
 ) -> bytes:
     coding, _ = announced_body(HeaderFields(headers), codings, limits.max_bytes)
-    caller: Any = ReceiveCycle(receive)
+    cycle: Any = ReceiveCycle(receive)
 
     async def main() -> list[Part]:
-        parts = await read_body(caller, limits, lambda _: None)
+        parts = await read_body(cycle, limits, lambda _: None)
         return parts if coding is None else await decompressed(parts, coding, limits, lambda _: None, in_a_thread)
 
     return b"".join(asyncio.run(main()))
@@ -131,10 +131,10 @@ class Arriving(Parts):
 def test_the_bytes_of_a_refused_body_are_not_counted():
     """What still arrives would be added to a reservation that was released."""
     byte_budget = ByteBudget(1000, "bodies")
-    caller: Any = Arriving()
+    cycle: Any = Arriving()
     with pytest.raises(QueueFull):
-        asyncio.run(read_body(caller, LIMITS, Reservation(byte_budget).grow))
-    assert caller.callback is None
+        asyncio.run(read_body(cycle, LIMITS, Reservation(byte_budget).grow))
+    assert cycle.callback is None
     assert byte_budget.num_bytes == 0
 
 
