@@ -63,7 +63,7 @@ class LayerRollout:
 
     async def put(self, name: str) -> tuple[ServedLayer, bool]:
         """Make every process serve the layer's current file; return the layer and whether its name is new."""
-        seen = self._settled(name).layers.get(name)
+        seen, reason = self._settled(name).layers.get(name), None
         try:
             # Read before the change begins: a file may be slow to read, and most often there is nothing to change.
             async with asyncio.timeout(self._timeout_s):
@@ -74,9 +74,10 @@ class LayerRollout:
             raise LayerNotFound("the layer directory has no file of that name") from None
         except LayerError as error:
             self._telemetry.layer_refused(name, error)
-            if isinstance(error, LayerNotLoaded):
-                raise NotReady(f"{error.message}; nothing was changed", retry_after_s=5) from error
-            raise InvalidInput(error.message) from error
+            reason, is_invalid = error.message, not isinstance(error, LayerNotLoaded)
+        # Raised outside the handler: the traceback of the caught error would keep the layer's tensors.
+        if reason is not None:
+            raise InvalidInput(reason) if is_invalid else NotReady(f"{reason}; nothing was changed", retry_after_s=5)
         catalog, is_new = await self._roll_out(name, digest, seen)
         assert catalog is not None, "the change succeeded, but this process has no catalog. This is a bug."
         self._telemetry.layers_changed("put", name)
