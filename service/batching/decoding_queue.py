@@ -81,8 +81,9 @@ class DecodingQueue:
             raise DeadlineExceeded(
                 f"with the bodies queued ahead decoding would take {wait_s:.3f} s; the deadline is in {left_s:.3f} s"
             )
-        is_overloaded = self._congestion.refuse(_LANE, int(self._queued_s * _PER_S), now) is not None
-        is_long = self.num_bodies >= MAX_BODIES and self._queued_s > MAX_WAIT_S
+        queued_s = self._queued_s
+        is_overloaded = self._congestion.refuse(_LANE, int(queued_s * _PER_S), now) is not None
+        is_long = self.num_bodies >= MAX_BODIES and queued_s > MAX_WAIT_S
         if is_overloaded or is_long or wait_s > most_s:
             retry_after_s = max(1, math.ceil(min(wait_s, LONGEST_RETRY_S)))
             raise QueueFull(f"{self.num_bytes:,} bytes of bodies wait to be decoded", retry_after_s=retry_after_s)

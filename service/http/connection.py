@@ -145,14 +145,12 @@ class Connection(HttpToolsProtocol):
         self._stage = Stage.HEAD
         self._is_idle = False  # between two requests, so not before the first
         self._partial_head = b""
-        self._pipelined_bytes = (
-            b""  # they wait for the end of this request, or for the next tick if they are chunks of its body
-        )
+        # They wait for the end of this request, or for the next tick if they are chunks of its body.
+        self._pipelined_bytes = b""
         self._body: CountedBody | ChunkedBody = CountedBody(0)
         self._is_half_closed = False
-        self._is_last = self._pipelined_is_last = (
-            False  # whether this request, or a buffered one, says that it is the last
-        )
+        # Whether this request, or a buffered one, says that it is the last.
+        self._is_last = self._pipelined_is_last = False
         self._is_shedding = False
         self._num_dropped_bytes = 0
         self._linger_ends_at = 0.0

@@ -55,8 +55,7 @@ class LayerRegistry:
         self._telemetry = telemetry
         self._attention: ServedAttention | None = None
         self._loaded: dict[tuple[str, str], ServedLayer] = {}  # by name and digest
-        self._version = 0  # of the state applied last
-        self._refusals: dict[tuple[str, str], Refusal] = {}  # its layers that could not be loaded, by name and digest
+        self._refusals: dict[tuple[str, str], Refusal] = {}  # layers of the state applied last, by name and digest
         self._load_thread = ThreadPoolExecutor(1, thread_name_prefix="loading")
         # A second thread, so that another admin request does not delay the loading of a rollout in progress.
         self._digest_thread = ThreadPoolExecutor(1, thread_name_prefix="digests")
@@ -88,16 +87,15 @@ class LayerRegistry:
         """Return the digest of the layer that the directory has under that name now; raises LayerError and its subclasses."""
         return (await self._read(self._digest_thread, self._store.load, name)).digest
 
-    async def apply(self, desired: DesiredState) -> None:
+    async def apply(self, desired: DesiredState, *, is_retry: bool = False) -> None:
         """Load the layers of the desired state, serve those that it serves, and release the rest.
 
-        A layer that failed before is tried again if the state is the one applied last, or changes that layer: its file may be
-        slow, and a change of another layer must not wait for it.
+        A layer that failed before is tried again in a retry, or if the state changes that layer: its file may be slow, and a
+        change of another layer must not wait for it.
         """
         if self._attention is None:
             self._attention = ServedAttention(await self._load_on_engine("attention without a layer", None, {}))
             self._telemetry.layer_loaded(self._attention.name, self._attention.loaded)
-        is_retry = desired.version == self._version
         refusals: dict[tuple[str, str], Refusal] = {}
         for key in sorted(desired.loaded - self._loaded.keys()):
             if key in self._refusals and not is_retry and key[0] != desired.changed_layer:
@@ -107,7 +105,7 @@ class LayerRegistry:
                 await self._load(*key)
             except LayerError as error:
                 refusals[key] = Refusal(error.message, not isinstance(error, LayerNotLoaded), error.code)
-        self._version, self._refusals = desired.version, refusals
+        self._refusals = refusals
         self._serve(desired)
         first = next((refusals[key] for key in desired.layers.items() if key in refusals), None)
         before, self.fault = self.fault, None if first is None else first.message

@@ -85,7 +85,7 @@ class Reconciler:
 
     async def _apply(self, desired: DesiredState) -> None:
         is_retry, had_fault = desired.version == self.applied.version, self._registry.fault is not None
-        await self._registry.apply(desired)
+        await self._registry.apply(desired, is_retry=is_retry)
         self.applied = desired
         if is_retry or not had_fault:  # frequent changes of other layers must not put a retry off
             self._retry_at = self._clock.now() + self._retry_s

@@ -507,9 +507,9 @@ def hold(process):
     apply = process.service._registry.apply
     gate = asyncio.Event()
 
-    async def held(desired: DesiredState) -> None:
+    async def held(desired: DesiredState, **options) -> None:
         await gate.wait()
-        await apply(desired)
+        await apply(desired, **options)
 
     process.service._registry.apply = held
     return gate.set

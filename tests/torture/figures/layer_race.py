@@ -49,7 +49,7 @@ def plant() -> None:
     from service.supervisor.status import DesiredState
     from service.worker.layer_registry import LayerRegistry, Refusal
 
-    async def apply(self: LayerRegistry, desired: DesiredState) -> None:
+    async def apply(self: LayerRegistry, desired: DesiredState, *, is_retry: bool = False) -> None:
         errors: dict[str, LayerError] = {}
         for name in sorted({name for name, _ in desired.loaded - self._loaded.keys()}):
             try:

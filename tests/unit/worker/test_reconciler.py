@@ -32,7 +32,7 @@ class SlowRegistry:
         assert strict
         return self.found
 
-    async def apply(self, desired: DesiredState) -> None:
+    async def apply(self, desired: DesiredState, *, is_retry: bool) -> None:
         self.begun.append(desired.version)
         await self.gate.wait()
         self.done.append(desired.version)
@@ -182,7 +182,7 @@ def test_an_internal_fault_ends_the_task():
         await process.reconciler.load(strict=True)
         running = asyncio.ensure_future(process.reconciler.run())
 
-        def fail(desired: DesiredState) -> Coroutine[Any, Any, None]:
+        def fail(desired: DesiredState, *, is_retry: bool = False) -> Coroutine[Any, Any, None]:
             raise ValueError("a bug")
 
         process.registry.apply = fail  # type: ignore[method-assign]
