@@ -723,13 +723,8 @@ async def test_arrived_chunks_are_read_before_an_eof_is_judged(raw, statuses):
     assert room.ledger.num_received == len(room.ledger.ends) == max(1, len(statuses))
 
 
-@on_the_loop
-async def test_a_half_closed_client_that_resets_is_disconnected():
-    room = Room()
-    await room.send(SAYS_LAST["close"])
-    assert room.connection.eof_received()
-    await room.advance(10)
-    assert room.wire.events == []
+async def resets(room: Room) -> None:
+    """Let the client reset its connection, which is noticed at the next check."""
     room.taken.is_reset = True
     await room.advance(RESET_CHECK_S)
     assert room.wire.events == ["close"]
@@ -738,6 +733,16 @@ async def test_a_half_closed_client_that_resets_is_disconnected():
     await turns()
     assert room.ledger.ends == ["gone"]
     assert room.clock.num_calls == 0
+
+
+@on_the_loop
+async def test_a_half_closed_client_that_resets_is_disconnected():
+    room = Room()
+    await room.send(SAYS_LAST["close"])
+    assert room.connection.eof_received()
+    await room.advance(10)
+    assert room.wire.events == []
+    await resets(room)
 
 
 @on_the_loop
@@ -747,14 +752,7 @@ async def test_a_client_that_resets_while_reading_is_paused_is_disconnected():
     assert not room.wire.is_reading
     await room.advance(100)
     assert room.wire.events == []
-    room.taken.is_reset = True
-    await room.advance(RESET_CHECK_S)
-    assert room.wire.events == ["close"]
-    await room.lose()
-    room.echo.gate.set()
-    await turns()
-    assert room.ledger.ends == ["gone"]
-    assert room.clock.num_calls == 0
+    await resets(room)
 
 
 @on_the_loop

@@ -128,13 +128,19 @@ def test_work_without_a_caller_does_not_delay_the_end():
     assert calls == ["settle", "lifespan"]
 
 
-@pytest.mark.parametrize("begin", ["leave", "supervisor_ended"])
-def test_the_first_signal_does_not_force_the_end_of_a_drain_that_began_without_one(begin, monkeypatch):
-    """systemd sends SIGTERM to the workers just after their supervisor died."""
-    codes: list[int] = []
+@pytest.fixture
+def forced(monkeypatch):
+    """The clock of the signals, and the codes with which they have forced the exit."""
+    clock, codes = ManualClock(), list[int]()
     monkeypatch.setattr(server_module, "_exit_at_once", codes.append)
-    clock = ManualClock()
     monkeypatch.setattr(server_module, "time", SimpleNamespace(monotonic=clock.now))
+    return clock, codes
+
+
+@pytest.mark.parametrize("begin", ["leave", "supervisor_ended"])
+def test_the_first_signal_does_not_force_the_end_of_a_drain_that_began_without_one(begin, forced):
+    """systemd sends SIGTERM to the workers just after their supervisor died."""
+    clock, codes = forced
     with socket.socket() as bound:
         server = server_of(bound)
         getattr(server, begin)()
@@ -147,12 +153,9 @@ def test_the_first_signal_does_not_force_the_end_of_a_drain_that_began_without_o
 
 
 @pytest.mark.parametrize("copy", [signal.SIGTERM, signal.SIGINT])
-def test_signals_within_the_time_of_a_copy_count_as_one(copy, monkeypatch):
+def test_signals_within_the_time_of_a_copy_count_as_one(copy, forced):
     """One of systemd, and one of the supervisor, which systemd signalled too."""
-    codes: list[int] = []
-    monkeypatch.setattr(server_module, "_exit_at_once", codes.append)
-    clock = ManualClock()
-    monkeypatch.setattr(server_module, "time", SimpleNamespace(monotonic=clock.now))
+    clock, codes = forced
     with socket.socket() as bound:
         server = server_of(bound)
         server._signalled(copy)
