@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, Self, TypeVar
 
@@ -216,16 +216,15 @@ class RequestContext:
         return parts
 
     async def _decompressed(self, parts: list[Part], coding: bytes) -> list[Part]:
-        limits, run_off_loop = self.limits.body, self._requests.run_off_loop
-        async with self._within_deadline("was decompressed"):
-            return await decompressed(parts, coding, limits, self._body_bytes.grow, run_off_loop)
+        work = decompressed(parts, coding, self.limits.body, self._body_bytes.grow, self._requests.run_off_loop)
+        return await self._within_deadline("was decompressed", work)
 
-    @contextlib.asynccontextmanager
-    async def _within_deadline(self, doing: str) -> AsyncIterator[None]:
-        """End the block at the deadline with DeadlineExceeded, whose message says that the body `doing`."""
+    async def _within_deadline(self, doing: str, work: Coroutine[Any, Any, R]) -> R:
+        """Return the result of `work`; at the deadline raise DeadlineExceeded, whose message says that the body `doing`."""
+        # Not a generator with `yield`: from Python 3.12 on the error's traceback would refer back to it, and it holds the body.
         try:
             async with asyncio.timeout(self._timeout_s - self._elapsed_s()):
-                yield
+                return await work
         except TimeoutError:
             raise DeadlineExceeded(f"the deadline passed while the body {doing}") from None
 
@@ -239,28 +238,28 @@ class RequestContext:
 
     async def decoded(self, decode: Callable[[], Coroutine[Any, Any, R]]) -> R:
         """Return the result of `decode`, which decodes the body; a large body waits for the large ones before it."""
-        num_bytes = self._record.bytes_in
-        if not self._waits_its_turn(num_bytes):
+        if not self._waits_its_turn(self._record.bytes_in):
             result = await decode()
         else:
-            self._turn = contextlib.AsyncExitStack()
-            async with self._within_deadline("was decoded or waited to be decoded"), self._turn:
-                await self._turn.enter_async_context(
-                    self._requests.bodies.decoding(num_bytes, is_binary=self._is_binary)
-                )
-                result = await decode()
+            work = self._decoded_in_turn(decode)
+            result = await self._within_deadline("was decoded or waited to be decoded", work)
         self._body_bytes.release()
         self._record.decode_s, self._record.stage = self._elapsed_s(), "queued"
         return result
 
+    async def _decoded_in_turn(self, decode: Callable[[], Coroutine[Any, Any, R]]) -> R:
+        async with contextlib.AsyncExitStack() as self._turn:
+            turn = self._requests.bodies.decoding(self._record.bytes_in, is_binary=self._is_binary)
+            await self._turn.enter_async_context(turn)
+            return await decode()
+
     async def parsed(self, text: bytes | bytearray) -> dict[str, Any]:
         """Return the JSON object in `text`, parsed on the event loop or, if that takes long, by the helper process."""
-        limits = self.limits
         if parse_s(text) <= MAX_HERE_S:
-            return parse(text, max_depth=limits.max_json_depth, max_numbers=limits.max_text_numbers)
+            return parse(text, max_depth=self.limits.max_json_depth, max_numbers=self.limits.max_text_numbers)
         # A body that is too small for the decoding queue may wait here for a large one.
-        async with self._within_deadline("was parsed or waited to be parsed"):
-            return await self._requests.parser.parse(text, self._leave)
+        work = self._requests.parser.parse(text, self._leave)
+        return await self._within_deadline("was parsed or waited to be parsed", work)
 
     def _leave(self, exchange: asyncio.Future[Any]) -> None:
         """Keep the body's bytes and its place in the decoding queue, after this request's end, until `exchange` has ended."""
@@ -306,13 +305,11 @@ class RequestContext:
                 "send fewer sequences, or ask for fewer weights"
             )
         self._answer_bytes.grow(num_bytes)
-        bytes_each = record.bytes_in / (cost.tokens * layer.row_values)
-        self._requests.note_bytes(layer.name, self._is_binary, bytes_each)
+        self._requests.note_bytes(layer.name, self._is_binary, record.bytes_in / (cost.tokens * layer.row_values))
         work, deadline = LayerCall(layer.loaded, call), self._complete + self._timeout_s
         lane = self._lane(layer, cost, is_float64=work.is_float64)
         outcome = await self._requests.batcher.submit(work, lane=lane, cost=cost, deadline=deadline, caller=self._key)
-        record.batch = outcome.batch
-        record.queue_s, record.compute_s = outcome.queue_s, outcome.compute_s
+        record.batch, record.queue_s, record.compute_s = outcome.batch, outcome.queue_s, outcome.compute_s
         record.masked_rows, record.stage = request.masked_rows, "sending"
         self._answered = self._requests.now()
         facts = AnswerFacts(request.masked_rows, layer.name, layer.digest, outcome.batch, self._timing_ms)

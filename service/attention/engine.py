@@ -176,8 +176,9 @@ class Engine:
         step_s = math.inf if self._preempted.is_set() else self.options.step_s
         steps: Steps[Answers] = Steps(self._lock, step_s, self._preempted)
         self._steps.add(steps)
+        first = steps.first  # a batch that has failed has another one
         self._submit(steps.run, partial(self._run, batch))
-        return steps.first
+        return first
 
     def close(self, timeout_s: float | None = None) -> bool:
         """Let the running batch finish, drop waiting batches and end the threads; return whether each ended in `timeout_s`."""

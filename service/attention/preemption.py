@@ -71,7 +71,8 @@ class Steps(Generic[R]):
             self._step.set_exception(error.with_traceback(None))  # its frames hold this object and the batch's tensors
         except BaseException as error:  # noqa: BLE001 (the future carries the batch's failure)
             self._step.set_exception(error)
-            del self  # else error -> traceback -> frame -> self -> step -> error keeps the tensors until a gc
+            # The traceback's frames, the pool's too, hold this object: with the error it would keep the tensors until a gc.
+            self.first = self._step = Future()
         else:
             self._step.set_result(result)
 

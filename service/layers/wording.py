@@ -43,7 +43,8 @@ def about(subject: str) -> Iterator[None]:
     try:
         yield
     except LayerError as error:
-        raise type(error)(bounded(f"{subject}: {error.message}")) from error
+        # In Python 3.13 the traceback of an error that a generator turns into another refers back to it, and it holds tensors.
+        raise type(error)(bounded(f"{subject}: {error.message}")) from error.with_traceback(None)
 
 
 @contextlib.contextmanager
@@ -53,5 +54,5 @@ def translated(sentence: str, kind: type[LayerError] = LayerError) -> Iterator[N
         yield
     except LayerError:
         raise
-    except Exception as error:
-        raise kind(sentence) from error
+    except Exception as error:  # noqa: BLE001 (it is raised as another one)
+        raise kind(sentence) from error.with_traceback(None)  # as in `about`

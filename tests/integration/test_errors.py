@@ -2,12 +2,15 @@
 
 import asyncio
 import base64
+import gc
 import gzip
 import json
 import struct
+import types
 
 import numpy as np
 import pytest
+import torch
 import zstandard
 
 X = [[0.5] * 16, [0.25] * 16]
@@ -177,6 +180,46 @@ def test_wrong_bodies_get_their_code_and_harm_no_other_request(served):
         assert samples["attention_in_flight_requests"] == samples["attention_queued_requests"] == 0
 
     served(story, max_sequences=4)
+
+
+async def _fail_in_all_ways(service) -> None:
+    """Wrong bodies, a batch that fails, a deadline in the queue."""
+    for body, _ in WRONG:
+        await service.attend(body)
+    for raw, _ in RAW:
+        headers = {"content-type": "application/json"}
+        await service.client.post("/v1/layers/small/attend", content=raw, headers=headers)
+    service.engine.wrong = lambda call: True
+    assert (await service.attend({"query": X})).status_code == 500
+    service.engine.wrong = lambda call: False
+    service.engine.gate.clear()
+    assert (await service.attend({"query": X}, headers={"x-request-timeout-ms": "30"})).status_code == 504
+    service.engine.gate.set()
+    assert (await service.attend({"query": X})).status_code == 200
+
+
+def test_a_request_that_fails_leaves_nothing_to_the_garbage_collection(served):
+    """A worker freezes its objects, so full collections are rare: a cycle would keep the request's body and tensors."""
+
+    async def story(service):
+        await _fail_in_all_ways(service)  # what is kept for later requests is there now
+        await asyncio.sleep(0)
+        gc.collect()
+        gc.disable()
+        try:
+            await _fail_in_all_ways(service)
+            await asyncio.sleep(0)
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            gc.collect()
+            frames = [found.f_code.co_qualname for found in gc.garbage if isinstance(found, types.FrameType)]
+            tensors = [found for found in gc.garbage if isinstance(found, torch.Tensor)]
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+        assert (frames, tensors) == ([], [])
+
+    served(story)
 
 
 @pytest.mark.parametrize("rows", [1, 200])

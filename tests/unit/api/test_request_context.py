@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import gzip
 import os
 import threading
+import weakref
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -92,6 +94,10 @@ class Held:
         assert self.may_go_on.wait(10)
 
 
+class Body:
+    """What a weak reference can follow."""
+
+
 def story(check: Callable[[Setup], Awaitable[None]], **changes: Any) -> None:
     async def main() -> None:
         setup = Setup(**changes)
@@ -158,6 +164,29 @@ def test_a_deadline_that_passes_while_other_bodies_are_decoded_is_reported():
         await asyncio.gather(decoding, return_exceptions=True)
 
     story(check)
+
+
+def test_a_body_whose_deadline_passes_leaves_the_memory_without_a_collection():
+    """The frames of the error's traceback hold the body."""
+    bodies = weakref.WeakSet[Body]()
+
+    async def check(setup: Setup) -> None:
+        async def decode() -> None:
+            body = Body()
+            bodies.add(body)
+            await asyncio.Event().wait()
+
+        context, _ = await setup.context(OFF_LOOP, x_request_timeout_ms="2")
+        with contextlib.suppress(DeadlineExceeded), context:
+            await context.decoded(decode)
+
+    gc.collect()
+    gc.disable()
+    try:
+        story(check)
+        assert not bodies
+    finally:
+        gc.enable()
 
 
 def test_a_disconnect_during_decoding_frees_its_entry():
