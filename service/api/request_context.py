@@ -277,15 +277,15 @@ class RequestContext:
     def _check_lane(self, layer: Served, num_bytes: int) -> None:
         """Raise what the batcher would raise for a request of about this size, which saves reading or decoding it.
 
-        The number of tokens is estimated from the bytes, at the ratio of the last requests. If the estimate names another lane,
-        a request may be refused although its own lane takes it, or be decoded before the batcher refuses it.
+        Its tokens, and the flops of bodies that wait to be decoded, are estimated from bytes, at the ratios of the last
+        requests. If they name another lane, it may be refused although its own lane takes it, or be decoded and then refused.
         """
         batcher = self._requests.batcher
         batcher.check_open(self._key)
         if batcher.is_congested:
-            tokens = int(num_bytes / (self._requests.bytes_each(layer.name, self._is_binary) * layer.row_values))
-            lane = self._lane(layer, NOTHING._replace(tokens=tokens))
-            batcher.check_lane(lane, self._key, self._requests.bodies.num_bodies)
+            tokens_each, flops_each = self._requests.per_byte(layer, self._is_binary)
+            lane = self._lane(layer, NOTHING._replace(tokens=int(num_bytes * tokens_each)))
+            batcher.check_lane(lane, self._key, int(self._requests.bodies.num_bytes * flops_each))
 
     def _lane(self, layer: Served, cost: Cost, *, is_float64: bool = False) -> Hashable:
         """Return the lane. The digest separates a layer from its replacement, because both may have requests waiting."""
@@ -305,7 +305,7 @@ class RequestContext:
                 "send fewer sequences, or ask for fewer weights"
             )
         self._answer_bytes.grow(num_bytes)
-        self._requests.note_bytes(layer.name, self._is_binary, record.bytes_in / (cost.tokens * layer.row_values))
+        self._requests.note_cost(layer, self._is_binary, cost, record.bytes_in)
         work, deadline = LayerCall(layer.loaded, call), self._complete + self._timeout_s
         lane = self._lane(layer, cost, is_float64=work.is_float64)
         outcome = await self._requests.batcher.submit(work, lane=lane, cost=cost, deadline=deadline, caller=self._key)
@@ -373,7 +373,7 @@ class LayerRequests:
         self.answers = ByteBudget(limits.answer_bytes, "answers are being computed and sent")
         self.is_closed = False
         self.opened: set[RequestContext] = set()
-        self._bytes_each: dict[tuple[str, bool], float] = {}
+        self._per_byte: dict[tuple[str, bool], tuple[float, float]] = {}
 
     def catalog(self) -> Catalog:
         """Return the layers that are served now; raise NotReady until all are loaded and checked."""
@@ -381,14 +381,16 @@ class LayerRequests:
             raise NotReady(self._not_loaded())
         return self._layers.catalog
 
-    def bytes_each(self, model: str, is_binary: bool) -> float:
-        """Return how many bytes one number took in the last bodies for this model, binary or text."""
-        return self._bytes_each.get((model, is_binary), BINARY_BYTES if is_binary else TEXT_BYTES)
+    def per_byte(self, layer: Served, is_binary: bool) -> tuple[float, float]:
+        """Return the tokens and flops of a byte in the last bodies for this layer, binary or text; 0 flops if there are none."""
+        each = BINARY_BYTES if is_binary else TEXT_BYTES
+        return self._per_byte.get((layer.name, is_binary), (1 / (each * layer.row_values), 0.0))
 
-    def note_bytes(self, model: str, is_binary: bool, num_bytes: float) -> None:
-        """Record how many bytes one number of a request took in its body."""
-        before = self.bytes_each(model, is_binary)
-        self._bytes_each[model, is_binary] = before + LEARNT_SHARE * (num_bytes - before)
+    def note_cost(self, layer: Served, is_binary: bool, cost: Cost, num_bytes: int) -> None:
+        """Record the cost of a request whose body had so many bytes."""
+        tokens, flops = self.per_byte(layer, is_binary)
+        tokens += LEARNT_SHARE * (cost.tokens / num_bytes - tokens)
+        self._per_byte[layer.name, is_binary] = tokens, flops + LEARNT_SHARE * (cost.flops / num_bytes - flops)
 
     def close(self) -> None:
         """Open no new request; a request that is open continues to its answer."""

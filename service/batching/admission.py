@@ -297,17 +297,14 @@ class Admission:
             )
         )
 
-    def check_congestion(self, lane: Hashable, now: float, caller: Hashable, num_coming: int = 0) -> None:
+    def check_congestion(self, lane: Hashable, now: float, caller: Hashable, coming_flops: int = 0) -> None:
         """Raise QueueFull if the lane is in sustained overload, where waiting adds only latency.
 
-        With several callers, only those above their fair share are refused. `num_coming` requests that have not joined the queue
-        yet count like the caller's that wait, and not at all if none waits.
+        With several callers, only those above their fair share are refused. `coming_flops` of later requests count as this one's.
         """
         if not self.congestion.has_long_queue:
             return
-        own = self._lanes.jobs(lane).fair_share(caller)
-        own_flops = own.flops * (own.num_jobs + num_coming) // max(own.num_jobs, 1)
-        overloaded_s = self.congestion.refuse(lane, own_flops, now)
+        overloaded_s = self.congestion.refuse(lane, self._lanes.jobs(lane).fair_share(caller).flops + coming_flops, now)
         if overloaded_s is not None:
             raise QueueFull(
                 f"for {overloaded_s:.1f} s requests of this kind have arrived faster than they can be computed",

@@ -123,9 +123,9 @@ class Batcher(Generic[P, R]):
         """Number of lanes in sustained overload; 0 while no job waits and no batch runs (a preempted one does not run)."""
         return self._congestion.num_overloaded if self._lanes.num_jobs or self._running else 0
 
-    def check_lane(self, lane: Hashable, caller: Hashable = None, num_coming: int = 0) -> None:
+    def check_lane(self, lane: Hashable, caller: Hashable = None, coming_flops: int = 0) -> None:
         """Raise QueueFull if this lane sheds load (`Admission.check_congestion`); `check_open` raises for the other reasons."""
-        self._admission.check_congestion(lane, self._clock.now(), caller, num_coming)
+        self._admission.check_congestion(lane, self._clock.now(), caller, coming_flops)
 
     def begin_drain(self) -> None:
         """Admit nothing more; dispatch waiting jobs without waiting for others to join them."""

@@ -319,7 +319,7 @@ def test_bytes_of_bodies_are_released_after_decoding_and_at_the_end_of_the_reque
 
 def test_under_sustained_overload_the_body_is_not_read():
     async def check(setup: Setup) -> None:
-        def refuse(lane: Any, caller: Any, num_coming: int) -> None:
+        def refuse(lane: Any, caller: Any, coming_flops: int) -> None:
             raise QueueFull("the queue stands")
 
         setup.batcher.is_congested, setup.batcher.check_lane = True, refuse
@@ -348,7 +348,7 @@ def test_under_sustained_overload_the_body_is_not_read():
 )
 def test_under_sustained_overload_headers_that_never_fit_are_no_reason_to_retry(header, error):
     async def check(setup: Setup) -> None:
-        def refuse(lane: Any, caller: Any, num_coming: int) -> None:
+        def refuse(lane: Any, caller: Any, coming_flops: int) -> None:
             raise QueueFull("the queue stands")
 
         setup.batcher.is_congested, setup.batcher.check_lane = True, refuse
@@ -376,7 +376,7 @@ def test_under_sustained_overload_the_lane_is_that_of_the_whole_body(headers, si
     async def check(setup: Setup) -> None:
         lanes: list[Any] = []
         setup.batcher.is_congested = True
-        setup.batcher.check_lane = lambda lane, caller, num_coming: lanes.append(lane[-1])
+        setup.batcher.check_lane = lambda lane, caller, coming_flops: lanes.append(lane[-1])
         limits = dataclasses.replace(setup.layer_requests.limits.max_shared, max_tokens=100)
         setup.layer_requests.limits = dataclasses.replace(setup.layer_requests.limits, max_shared=limits)
         body = gzip.compress(bytes(400)) if len(headers) > 1 else bytes(400)
@@ -397,19 +397,40 @@ def test_under_sustained_overload_the_lane_follows_the_bytes_that_a_number_took_
     async def check(setup: Setup) -> None:
         lanes: list[Any] = []
         setup.batcher.is_congested = True
-        setup.batcher.check_lane = lambda lane, caller, num_coming: lanes.append(lane[-1])
+        setup.batcher.check_lane = lambda lane, caller, coming_flops: lanes.append(lane[-1])
         limits = dataclasses.replace(setup.layer_requests.limits.max_shared, max_tokens=100)
         setup.layer_requests.limits = dataclasses.replace(setup.layer_requests.limits, max_shared=limits)
         await setup.context(400)
         assert lanes[-1] == 1, "100 tokens at 4 bytes each share a batch"
         for _ in range(100):
-            setup.layer_requests.note_bytes(LAYER.name, False, 20.0)
+            setup.layer_requests.note_cost(LAYER, False, NOTHING._replace(tokens=1), 20)
         await setup.context(400)
         assert lanes[-1] == 1, "text says nothing of binary bodies"
         for _ in range(100):
-            setup.layer_requests.note_bytes(LAYER.name, True, 2.0)
+            setup.layer_requests.note_cost(LAYER, True, NOTHING._replace(tokens=1), 2)
         await setup.context(400)
         assert lanes[-1] == 2, "200 tokens run alone"
+
+    story(check)
+
+
+def test_under_sustained_overload_bodies_that_wait_to_be_decoded_count_by_their_flops():
+    async def check(setup: Setup) -> None:
+        coming: list[int] = []
+        setup.batcher.is_congested = True
+        setup.batcher.check_lane = lambda lane, caller, coming_flops: coming.append(coming_flops)
+        held = Held(setup)
+        first, _ = await setup.context(OFF_LOOP)
+        decoding = asyncio.ensure_future(first.decoded(held.work))
+        await asyncio.to_thread(held.runs.wait)
+        await setup.context(1)
+        assert coming[-1] == 0, "no body has told how many flops a byte takes"
+        for _ in range(200):
+            setup.layer_requests.note_cost(LAYER, True, NOTHING._replace(flops=5000), 10)
+        await setup.context(1)
+        assert coming[-1] == pytest.approx(500 * OFF_LOOP, rel=0.01)
+        held.may_go_on.set()
+        await decoding
 
     story(check)
 

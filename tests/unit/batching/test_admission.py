@@ -282,8 +282,8 @@ def test_requests_that_are_still_decoded_count_as_if_they_waited():
             congestion: Any = room.batcher._congestion
             congestion.refuse = lambda lane, flops, now: seen.append(flops)
             room.batcher.check_lane("a")
-            room.batcher.check_lane("a", None, num_coming=3)
-            assert seen == [10 * num_jobs, 10 * (num_jobs + 3)]
+            room.batcher.check_lane("a", None, coming_flops=35)
+            assert seen == [10 * num_jobs, 10 * num_jobs + 35]
             room.engine.open()
             await turns(200)
 
