@@ -28,10 +28,13 @@ for line in sorted(told.splitlines(), key=lambda line: line.startswith(":env:"))
     settings[key.rpartition(".")[2]] = ast.literal_eval(value)
 pathlib.Path(sys.argv[1]).write_text("[global]\n" + "".join(f"{key} = {value}\n" for key, value in settings.items()))
 words = [word for value in settings.values() for word in value.split()]
-# The files of an index on disk lie beside it.
-named = [os.path.dirname(word.removeprefix("file://")) if word.startswith("file://") else word for word in words]
-folders = sorted({path for path in named if path.startswith("/") and os.path.isdir(path)})
-pathlib.Path(sys.argv[2]).write_text("".join(f"{path}:{path}:ro\n" for path in folders))
+# The files of an index on disk lie beside it; of a file (constraints) the folder is mounted.
+folders = set()
+for word in words:
+    path = word.removeprefix("file://")
+    if path.startswith("/") and os.path.exists(path):
+        folders.add(os.path.dirname(path) if word.startswith("file://") or os.path.isfile(path) else path)
+pathlib.Path(sys.argv[2]).write_text("".join(f"{path}:{path}:ro\n" for path in sorted(folders)))
 END
 container=$(buildah from scratch)
 buildah add --quiet "$container" "$root" / > /dev/null
