@@ -178,7 +178,10 @@ class KeyFile:
         may_wait = self._num_checks < MAX_CHECKS
         if stamp == self._taken or (may_wait and stamp != before):
             return None
-        found = self._read()
+        try:
+            found: KeyRing | KeysError = read_keys(self._path)
+        except KeysError as error:
+            found = error
         has_no_keys = isinstance(found, KeyRing) and not found.keys
         if may_wait and (has_no_keys or _stamp(self._path) != stamp):
             return None
@@ -188,12 +191,6 @@ class KeyFile:
             self._taken, self._reported = None, found.message
             return None if found.message == reported else found
         return found
-
-    def _read(self) -> KeyRing | KeysError:
-        try:
-            return read_keys(self._path)
-        except KeysError as error:
-            return error
 
 
 def _stamp(path: Path) -> tuple[int, ...] | None:
