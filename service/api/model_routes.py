@@ -191,7 +191,7 @@ def _config(model: Served, max_batch_size: int) -> dict[str, Any]:
         "max_batch_size": max_batch_size,
         "input": listed(metadata.inputs),
         "output": listed(metadata.outputs),
-        "dynamic_batching": {"max_queue_delay_microseconds": 0},
+        "dynamic_batching": {},  # its presence says that requests are batched
         "model_transaction_policy": {"decoupled": False},
         "response_cache": {"enable": False},
     }
