@@ -197,7 +197,7 @@ class Settings(BaseSettings):
     """send a span for each request, phase and batch by OTLP over HTTP, as the `OTEL_…` variables configure; needs the extra
     `otel`"""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """lowest severity of the log lines that are written"""
+    """lowest severity of the log lines that workers write; the supervisor writes all of its few"""
 
 
 class SettingsError(ServiceError, code="bad_settings"):
@@ -212,7 +212,7 @@ def load_settings(**overrides: object) -> Settings:
     except ValidationError as error:
         first = error.errors()[0]
         name = "_".join(str(part) for part in first["loc"]).upper()
-        raise SettingsError(f"{ENV_PREFIX}{name}: {first['msg']}") from None
+        raise SettingsError(f"{ENV_PREFIX}{name}: {first['msg'].removeprefix('Value error, ')}") from None
 
 
 def _check_names() -> None:
