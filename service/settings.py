@@ -216,11 +216,15 @@ def load_settings(**overrides: object) -> Settings:
 
 
 def _check_names() -> None:
-    """Raise SettingsError for a misspelt variable; ignore unrelated ones, which Kubernetes adds (ATTENTION_SERVICE_HOST)."""
+    """Raise SettingsError for a misspelt variable; ignore unrelated ones.
+
+    Kubernetes adds some for a service `attention-ui`: ATTENTION_UI_SERVICE_HOST, and ATTENTION_UI_PORT=tcp://10.0.0.1:80.
+    """
     known = [name.upper() for name in Settings.model_fields]
-    for variable in sorted(os.environ):
+    for variable, value in sorted(os.environ.items()):
         name = variable.upper().removeprefix(ENV_PREFIX)
-        if variable.upper().startswith(ENV_PREFIX) and name not in known:
+        is_unknown = variable.upper().startswith(ENV_PREFIX) and name not in known
+        if is_unknown and not value.startswith(("tcp://", "udp://", "sctp://")):
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
             if near:
                 raise SettingsError(f"unknown variable {variable}: did you mean {ENV_PREFIX}{near[0]}?")

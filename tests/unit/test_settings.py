@@ -86,6 +86,15 @@ def test_variables_that_kubernetes_adds_for_a_service_of_our_name_are_ignored(mo
     load_settings()
 
 
+@pytest.mark.parametrize("service", ["UI", "WORKERS", "DEVICE", "LAYERS", "TRACES"])
+def test_the_address_that_kubernetes_adds_for_a_neighbour_is_no_misspelt_setting(monkeypatch, service):
+    monkeypatch.setenv(f"ATTENTION_{service}_PORT", "tcp://10.0.0.1:80")
+    load_settings()
+    monkeypatch.setenv(f"ATTENTION_{service}_PORT", "80")
+    with pytest.raises(SettingsError, match="did you mean"):
+        load_settings()
+
+
 @pytest.mark.parametrize("name", ["ATTENTION_CLIENT_KEY", "ATTENTION_URL"])
 def test_a_variable_of_the_command_line_is_no_misspelt_setting(monkeypatch, name):
     monkeypatch.setenv(name, "x")
