@@ -94,13 +94,8 @@ class RequestSpans:
         if trace.receive_s is None:
             return
         inside = set_span_in_context(span, Context())
-        done = (
-            ("receive", trace.receive_s),
-            ("decode", trace.decode_s),
-            ("queue", trace.queue_s),
-            ("compute", trace.compute_s),
-        )
-        for name, seconds in done:
+        for name in ("receive", "decode", "queue", "compute"):
+            seconds: float | None = getattr(trace, f"{name}_s")
             if seconds is None:
                 break
             self._phase(name, inside, start, until := start + int(seconds * _NS))

@@ -143,3 +143,18 @@ def test_a_variable_that_only_traces_read_stops_no_service_without_them(tmp_path
         service.wait_ready()
     finally:
         service.end()
+
+
+def test_a_malformed_header_for_the_collector_is_reported_without_its_secret(tmp_path):
+    prepare(tmp_path, LAYERS)
+    headers = {"OTEL_EXPORTER_OTLP_HEADERS": "authorization: Bearer secret, b=1"}
+    service = Started(tmp_path / "layers", workers=1, traces="true", environment=headers)
+    try:
+        service.wait_ready()
+        assert service.find(event="library", logger="opentelemetry.util.re")
+        service.process.send_signal(signal.SIGTERM)
+        assert service.process.wait(30) == 0
+        assert service.process.stderr is not None
+        assert "secret" not in "".join(service.texts) + service.process.stderr.read()
+    finally:
+        service.end()
