@@ -195,3 +195,12 @@ def test_r3_the_libraries_of_a_child_start_only_compute_threads(monkeypatch):
     assert (given["OPENBLAS_NUM_THREADS"], given["OMP_NUM_THREADS"]) == ("1", "3")
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     assert child_environment(load_settings(compute_threads=3))["OMP_NUM_THREADS"] == "2", "the operator's own word"
+
+
+@pytest.mark.parametrize("traces", [False, True])
+def test_a_worker_gets_no_variable_that_would_change_its_texts_or_stop_its_imports(monkeypatch, traces):
+    monkeypatch.setenv("PYTHONOPTIMIZE", "2")
+    monkeypatch.setenv("OTEL_PROPAGATORS", "b3")
+    found = child_environment(load_settings(traces=traces))
+    assert "PYTHONOPTIMIZE" not in found, "2 removes docstrings: /openapi.json was a 500, and the page of errors empty"
+    assert ("OTEL_PROPAGATORS" in found) is traces
