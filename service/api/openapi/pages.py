@@ -29,11 +29,7 @@ from service.http.request_parser import fields_of
 
 K = TypeVar("K")
 
-_ASSETS = {
-    "swagger-ui-bundle.js": "text/javascript",
-    "swagger-ui.css": "text/css",
-    "favicon.png": "image/png",
-}
+_ASSETS = {"swagger-ui-bundle.js": "text/javascript", "swagger-ui.css": "text/css", "favicon.png": "image/png"}
 _TAG = re.compile(rb'"[^"]*"')
 
 
