@@ -60,10 +60,10 @@ def _is_host(name: str) -> bool:
     if ":" not in name:
         return _HOST_NAME.fullmatch(name) is not None
     try:
-        ipaddress.IPv6Address(name[1:-1] if name.startswith("[") and name.endswith("]") else name)
+        address = ipaddress.IPv6Address(name[1:-1] if name.startswith("[") and name.endswith("]") else name)
     except ValueError:
         return False
-    return True
+    return address.scope_id is None  # no Host has a zone
 
 
 class Settings(BaseSettings):

@@ -44,6 +44,7 @@ def test_the_command_line_overrides_the_environment(monkeypatch):
         ("ALLOWED_HOSTS", "api.example:8000"),
         ("ALLOWED_HOSTS", "10.0.0.1:80"),
         ("ALLOWED_HOSTS", "[::1]:80"),
+        ("ALLOWED_HOSTS", "[fe80::1%eth0]"),
         ("ALLOWED_HOSTS", "api.example/path"),
         ("ALLOWED_HOSTS", "api.example b.example"),
         ("ALLOWED_HOSTS", "a*.example"),
