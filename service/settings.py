@@ -60,10 +60,10 @@ def _is_host(name: str) -> bool:
     if ":" not in name:
         return _HOST_NAME.fullmatch(name) is not None
     try:
-        ipaddress.IPv6Address(name[1:-1] if name.startswith("[") and name.endswith("]") else name)
+        address = ipaddress.IPv6Address(name[1:-1] if name.startswith("[") and name.endswith("]") else name)
     except ValueError:
         return False
-    return True
+    return address.scope_id is None  # no Host has a zone
 
 
 class Settings(BaseSettings):
@@ -197,7 +197,7 @@ class Settings(BaseSettings):
     """send a span for each request, phase and batch by OTLP over HTTP, as the `OTEL_…` variables configure; needs the extra
     `otel`"""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """lowest severity of the log lines that are written"""
+    """lowest severity of the log lines that workers write; the supervisor writes all of its few"""
 
 
 class SettingsError(ServiceError, code="bad_settings"):
@@ -212,15 +212,19 @@ def load_settings(**overrides: object) -> Settings:
     except ValidationError as error:
         first = error.errors()[0]
         name = "_".join(str(part) for part in first["loc"]).upper()
-        raise SettingsError(f"{ENV_PREFIX}{name}: {first['msg']}") from None
+        raise SettingsError(f"{ENV_PREFIX}{name}: {first['msg'].removeprefix('Value error, ')}") from None
 
 
 def _check_names() -> None:
-    """Raise SettingsError for a misspelt variable; ignore unrelated ones, which Kubernetes adds (ATTENTION_SERVICE_HOST)."""
+    """Raise SettingsError for a misspelt variable; ignore unrelated ones.
+
+    Kubernetes adds some for a service `attention-ui`: ATTENTION_UI_SERVICE_HOST, and ATTENTION_UI_PORT=tcp://10.0.0.1:80.
+    """
     known = [name.upper() for name in Settings.model_fields]
-    for variable in sorted(os.environ):
+    for variable, value in sorted(os.environ.items()):
         name = variable.upper().removeprefix(ENV_PREFIX)
-        if variable.upper().startswith(ENV_PREFIX) and name not in known:
+        is_unknown = variable.upper().startswith(ENV_PREFIX) and name not in known
+        if is_unknown and not value.startswith(("tcp://", "udp://", "sctp://")):
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
             if near:
                 raise SettingsError(f"unknown variable {variable}: did you mean {ENV_PREFIX}{near[0]}?")
@@ -230,12 +234,15 @@ def child_environment(settings: Settings) -> dict[str, str]:
     """Return the environment in which a child process reads the same settings.
 
     It limits numeric libraries, which start a thread per core and ignore a CPU quota: on 64 cores two workers would exceed a
-    limit of 128 threads.
+    limit of 128 threads. It drops PYTHONOPTIMIZE: 2 removes docstrings, and those of errors are the texts of the service. Without
+    traces it drops the `OTEL_…` variables: one for other programs could stop FastAPI's import.
     """
+    dropped = ("PYTHONOPTIMIZE",) if settings.traces else ("PYTHONOPTIMIZE", "OTEL_")
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     given = {name: getattr(settings, name) for name in settings.model_fields_set}
     named = {f"{ENV_PREFIX}{name.upper()}": str(value) for name, value in given.items() if value is not None}
     threads = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": str(settings.compute_threads)}
-    return {**threads, **os.environ, **named}
+    return {**threads, **inherited, **named}
 
 
 def is_loopback(host: str) -> bool:

@@ -26,7 +26,7 @@ settings = {}
 for line in sorted(told.splitlines(), key=lambda line: line.startswith(":env:")):  # the environment has the last word
     key, _, value = line.partition("=")
     settings[key.rpartition(".")[2]] = ast.literal_eval(value)
-pathlib.Path(sys.argv[1]).write_text("[global]\n" + "".join(f"{key} = {value}\n" for key, value in settings.items()))
+pathlib.Path(sys.argv[1]).write_text("[global]\n" + "".join(f"{key} = {' '.join(value.split())}\n" for key, value in settings.items()))
 words = [word for value in settings.values() for word in value.split()]
 # The files of an index on disk lie beside it; of a file (constraints) the folder is mounted.
 folders = set()

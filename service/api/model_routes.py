@@ -105,7 +105,7 @@ async def _statistics(service: ServiceView) -> dict[str, bytes]:
     names = [model.name for model in service.catalog.models()]
     totals = await service.layer_totals()
     return await asyncio.get_running_loop().run_in_executor(
-        service.rendering, lambda: {name: orjson.dumps(_stats(name, totals.get(name))) for name in names}
+        service.rendering, lambda: {name: orjson.dumps(_stats(name, totals.get(name, LayerTotals()))) for name in names}
     )
 
 
@@ -132,7 +132,7 @@ def _add_model_routes(router: APIRouter, service: ServiceView, statistics: Throt
     async def stats(request: Request) -> Response:
         name = find_model(service.catalog, request.path_params).name
         # The layer may have been unloaded meanwhile.
-        return _statistics_answer((await statistics.get()).get(name) or orjson.dumps(_stats(name, None)))
+        return _statistics_answer((await statistics.get()).get(name) or orjson.dumps(_stats(name, LayerTotals())))
 
     routes = (
         ("", metadata, "A model's inputs and outputs"),
@@ -191,15 +191,14 @@ def _config(model: Served, max_batch_size: int) -> dict[str, Any]:
         "max_batch_size": max_batch_size,
         "input": listed(metadata.inputs),
         "output": listed(metadata.outputs),
-        "dynamic_batching": {"max_queue_delay_microseconds": 0},
+        "dynamic_batching": {},  # its presence says that requests are batched
         "model_transaction_policy": {"decoupled": False},
         "response_cache": {"enable": False},
     }
 
 
-def _stats(name: str, totals: LayerTotals | None) -> dict[str, Any]:
+def _stats(name: str, done: LayerTotals) -> dict[str, Any]:
     """Return a model's entry in Triton's statistics extension; durations are nanoseconds, summed over requests."""
-    done = totals or LayerTotals()
     nothing = (0, 0.0)
     durations = {
         "success": (done.successes, done.success_s),

@@ -301,8 +301,8 @@ class RequestContext:
         num_bytes, most = cost.weights_bytes + layer.output_bytes(call), self._requests.answers.max_reservation
         if num_bytes > most:
             raise CostLimit(
-                f"the answer would have {num_bytes:,} bytes, expected at most {most:,} (it follows from ATTENTION_QUEUE_BYTES); "
-                "send fewer sequences, or ask for fewer weights"
+                f"the answer would have {num_bytes:,} bytes, expected at most {most:,} (half of ATTENTION_QUEUE_BYTES, "
+                "or twice the largest body and weights if that is more); send fewer sequences, or ask for fewer weights"
             )
         self._answer_bytes.grow(num_bytes)
         self._requests.note_cost(layer, self._is_binary, cost, record.bytes_in)

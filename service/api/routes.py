@@ -117,7 +117,7 @@ _NOT_UNLOADED = problem_responses(
     {
         403: "the key is no admin key, or there is no keys file with one",
         404: "the layer directory has no such file, or no layer of that name is served",
-        503: "another change is under way, or a process could not load the layer: nothing was changed",
+        503: "another change is under way, or a process cannot make this one in time: nothing was changed",
     }
 )
 _NOT_LOADED = _NOT_UNLOADED | problem_responses(

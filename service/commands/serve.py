@@ -87,11 +87,15 @@ def _check_start(settings: Settings) -> None:
         raise SettingsError("ATTENTION_TLS_KEY_FILE needs ATTENTION_TLS_CERT_FILE")
     if settings.traces:
         try:
-            import opentelemetry.exporter.otlp.proto.http  # noqa: F401
+            from service.observability.trace_export import TraceExport
+
+            TraceExport()
         except ModuleNotFoundError:
             raise SettingsError(
                 "ATTENTION_TRACES needs the extra `otel` (pip install 'attention-service[otel]')"
             ) from None
+        except ValueError as error:
+            raise SettingsError(f"ATTENTION_TRACES: an OTEL_… variable is invalid: {error}") from None
 
 
 def _check_tls(certificate: Path, key: Path | None) -> None:

@@ -213,7 +213,8 @@ class _LibraryHandler(logging.Handler):
             text = record.getMessage()
         except Exception:  # noqa: BLE001 (a library's wrong format string must not end a request)
             text = str(record.msg)
-        get_logger().log(record.levelno, "library", logger=record.name, message=text, exc_info=record.exc_info)
+        level = min(record.levelno // 10 * 10, logging.CRITICAL)  # structlog has only the standard levels
+        get_logger().log(level, "library", logger=record.name, message=text, exc_info=record.exc_info)
 
 
 def _render(_: Any, level: str, event: MutableMapping[str, Any]) -> str:
@@ -223,12 +224,7 @@ def _render(_: Any, level: str, event: MutableMapping[str, Any]) -> str:
 
 def _line(level: str, event: str, fields: Iterable[tuple[str, Any]], at_ns: int) -> str:
     """Return one JSON line, whatever the values are; `at_ns` is nanoseconds since the epoch."""
-    head: dict[str, Any] = {
-        "timestamp": timestamp(at_ns),
-        "level": level,
-        "event": event,
-        **_process,
-    }
+    head: dict[str, Any] = {"timestamp": timestamp(at_ns), "level": level, "event": event, **_process}
     for name, value in fields:
         if value is not None:
             # Inline, because most values are short: a call for each would be a fifth of the line's cost.

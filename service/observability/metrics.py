@@ -216,7 +216,7 @@ class Metrics(Collector):
                 self._last_answer.labels(layer).set(done.last_answer_s)
 
     def layer_totals(self) -> dict[str, LayerTotals]:
-        """Return what layers have done since the start, over all processes, from their first answer on.
+        """Return what each layer has done since the start of the service, over all processes.
 
         Other processes' are as old as their last heartbeat. It reads the files of all processes, so call it in a thread.
         """

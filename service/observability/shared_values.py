@@ -1,4 +1,4 @@
-"""Shared values: metric values that change in memory and are written to files, which all processes read, once a loop tick.
+"""Shared values: metric values that change in memory and are written, once a loop tick, to files that all processes read.
 
 Implements what prometheus_client needs of a value, over the library's own files (`MmapedDict`). The library's class writes a file
 at every change, and checks for a fork first: with ten changes per request, this took a tenth of the loop's time. Histogram

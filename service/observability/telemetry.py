@@ -217,8 +217,7 @@ class Telemetry:
         metrics.received.inc(self._num_received)
         self._num_received = 0
         answered, self._answered = self._answered, []
-        if answered:
-            self._count(answered)
+        self._count(answered)
         cancelled, self._cancelled = self._cancelled, []
         for stage in cancelled:
             metrics.cancelled.labels(stage).inc()

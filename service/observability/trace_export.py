@@ -7,6 +7,7 @@ collector that does not answer costs spans and log lines, and delays the end of 
 
 from __future__ import annotations
 
+import logging
 import threading
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -24,6 +25,7 @@ class TraceExport:
     """One process's exporter; made before the first request, closed after the last."""
 
     def __init__(self) -> None:
+        logging.getLogger("opentelemetry.util.re").addFilter(_without_text)
         self._exporter = OTLPSpanExporter()
         self._provider = TracerProvider(resource=_resource(), shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
@@ -35,6 +37,12 @@ class TraceExport:
         flush.start()
         flush.join(FLUSH_S)
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
+
+
+def _without_text(record: logging.LogRecord) -> bool:
+    """Remove the text of a malformed OTEL_EXPORTER_OTLP_HEADERS, which may have a secret, from the line about it."""
+    record.args = ("(not shown)",)
+    return True
 
 
 def _resource() -> Resource:

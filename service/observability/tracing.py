@@ -11,6 +11,7 @@ and a well-formed request id.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 
@@ -22,6 +23,7 @@ from opentelemetry.util.types import AttributeValue
 from service.api.outer_middleware import RequestRecord, record_of
 from service.batching.job import BatchInfo
 from service.http.asgi import Application, ClientGone, Receive, Scope, Send
+from service.http.request_parser import fields_of
 
 NAME = "attention-service"
 _NS = 10**9
@@ -44,6 +46,8 @@ class RequestSpans:
         now: Callable[[], float] = time.monotonic,
         wall_ns: Callable[[], int] = time.time_ns,
     ) -> None:
+        for name in ("opentelemetry.baggage", "opentelemetry.trace"):  # which log each malformed header, with its text
+            logging.getLogger(name).setLevel(logging.ERROR)
         self._inside = inside
         self._tracer = tracer
         self._now = now
@@ -68,7 +72,7 @@ class RequestSpans:
         end = self._wall_ns()
         start = end - int((self._now() - trace.started) * _NS)
         method = trace.method if trace.method in _METHODS else "HTTP"
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        headers = {name.decode(): b",".join(values).decode("latin-1") for name, values in fields_of(scope).items()}
         batch_context = None if trace.batch is None else trace.batch.notes.get(_SPAN)
         span = self._tracer.start_span(
             method if trace.route == "unmatched" else f"{method} {trace.route}",
@@ -90,13 +94,8 @@ class RequestSpans:
         if trace.receive_s is None:
             return
         inside = set_span_in_context(span, Context())
-        done = (
-            ("receive", trace.receive_s),
-            ("decode", trace.decode_s),
-            ("queue", trace.queue_s),
-            ("compute", trace.compute_s),
-        )
-        for name, seconds in done:
+        for name in ("receive", "decode", "queue", "compute"):
+            seconds: float | None = getattr(trace, f"{name}_s")
             if seconds is None:
                 break
             self._phase(name, inside, start, until := start + int(seconds * _NS))

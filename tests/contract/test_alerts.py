@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from service.api.attend_route import ATTENTION_ROUTE, INFER_ROUTES, ROUTE
+
 ROOT = Path(__file__).parents[2]
 PROMETHEUS = ROOT / "deploy" / "prometheus"
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
@@ -39,6 +41,15 @@ def test_promtool_accepts_the_configuration_and_the_rules():
 @pytest.mark.parametrize("path", TESTS, ids=lambda path: path.stem)
 def test_promtool_passes_the_tests_of_every_alert(path):
     promtool("test", "rules", path)
+
+
+def test_the_latency_objective_and_the_panels_cover_every_attention_route():
+    dashboard = (ROOT / "deploy" / "grafana" / "dashboards" / "attention.json").read_text(encoding="utf-8")
+    texts = [(PROMETHEUS / "rules" / "recording.yml").read_text(encoding="utf-8"), dashboard.replace('\\"', '"')]
+    patterns = re.findall(r'route=~"([^"]+)"', "".join(texts))
+    assert len(patterns) > 14
+    for route in (ROUTE, ATTENTION_ROUTE, *INFER_ROUTES):
+        assert all(re.fullmatch(pattern, route) for pattern in patterns), route
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda rule: rule["alert"])

@@ -3,7 +3,9 @@
 R1: the image runs without root by default. L12: the engine's signal reaches the service itself.
 """
 
+import configparser
 import json
+import os
 import re
 import subprocess
 import sys
@@ -151,3 +153,19 @@ def test_the_cuda_lock_is_the_other_lock_with_another_torch():
     }
     assert plain["torch"] == f"{cuda['torch']}+cpu"
     assert all(re.match(r"nvidia-|cuda-|triton$", name) for name in cuda.keys() - plain.keys())
+
+
+def test_the_substitute_base_takes_pip_settings_that_are_lists(tmp_path):
+    """pip lists them over several lines; the program that copies them is inside the shell script."""
+    program = re.search(
+        r"<< 'END'\n(.*?)^END$", (ROOT / "deploy/image/stand_in.sh").read_text(), re.DOTALL | re.MULTILINE
+    )
+    assert program is not None
+    given, copied = tmp_path / "given.conf", tmp_path / "pip.conf"
+    given.write_text("[global]\nextra-index-url =\n    https://a.example\n    https://b.example\n")
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PIP_CONFIG_FILE": str(given)}
+    command = [sys.executable, "-", str(copied), str(tmp_path / "volumes")]
+    subprocess.run(command, input=program[1], text=True, check=True, timeout=60, env=environment)
+    settings = configparser.ConfigParser()
+    settings.read(copied)
+    assert settings["global"]["extra-index-url"].split() == ["https://a.example", "https://b.example"]

@@ -119,3 +119,42 @@ def test_without_the_extra_the_start_is_refused_in_one_line(tmp_path):
     assert refused.stderr == (
         "attention-service: ATTENTION_TRACES needs the extra `otel` (pip install 'attention-service[otel]')\n"
     )
+
+
+@pytest.mark.parametrize("variable", ["OTEL_BSP_MAX_QUEUE_SIZE=100", "OTEL_PROPAGATORS=nobodys"])
+def test_an_invalid_variable_of_the_exporter_ends_the_start_in_one_line(tmp_path, variable):
+    prepare(tmp_path, LAYERS)
+    name, _, value = variable.partition("=")
+    service = Started(tmp_path / "layers", workers=1, traces="true", environment={name: value})
+    try:
+        assert service.process.wait(30) == 1
+        assert service.process.stderr is not None
+        told = service.process.stderr.read()
+        assert told.startswith("attention-service: ATTENTION_TRACES: an OTEL_… variable is invalid: ")
+        assert told.count("\n") == 1
+    finally:
+        service.end()
+
+
+def test_a_variable_that_only_traces_read_stops_no_service_without_them(tmp_path):
+    prepare(tmp_path, LAYERS)
+    service = Started(tmp_path / "layers", workers=1, environment={"OTEL_PROPAGATORS": "nobodys"})
+    try:
+        service.wait_ready()
+    finally:
+        service.end()
+
+
+def test_a_malformed_header_for_the_collector_is_reported_without_its_secret(tmp_path):
+    prepare(tmp_path, LAYERS)
+    headers = {"OTEL_EXPORTER_OTLP_HEADERS": "authorization: Bearer secret, b=1"}
+    service = Started(tmp_path / "layers", workers=1, traces="true", environment=headers)
+    try:
+        service.wait_ready()
+        assert service.find(event="library", logger="opentelemetry.util.re")
+        service.process.send_signal(signal.SIGTERM)
+        assert service.process.wait(30) == 0
+        assert service.process.stderr is not None
+        assert "secret" not in "".join(service.texts) + service.process.stderr.read()
+    finally:
+        service.end()

@@ -302,5 +302,6 @@ def test_a_model_whose_widths_differ_needs_its_keys_and_values(served):
         ]
         config = (await service.client.get("/v2/models/cross/config")).json()
         assert [x["name"] for x in config["input"]] == ["query", "key", "value"]
+        assert config["dynamic_batching"] == {}, "0 would deny ATTENTION_MAX_WAIT_MS"
 
     served(story)

@@ -17,7 +17,7 @@ from service.layers.catalog import Catalog
 from service.observability.metrics import Metrics
 from service.worker.service import Service
 from tests.contract.test_error_table import CONTRACT
-from tests.integration.running import LAYERS, Running
+from tests.integration.running import LAYERS, Running, prepare, running, small_layer
 
 
 def test_layers_name_everything_that_decides_the_bits_of_an_answer(served):
@@ -204,6 +204,23 @@ def test_D5_the_document_is_rendered_once_a_catalog_for_many_requests(served, mo
         assert (again.status_code, again.content) == (200, content)
 
     served(story, admin=True)
+
+
+def test_the_document_of_a_wide_layer_takes_little_more_time_than_reading_it(tmp_path):
+    """A scrape of the metrics waits for it, in the same thread."""
+    width = 8192
+    prepare(tmp_path, [small_layer("wide", query_width=width, key_width=width, value_width=width, out_width=width)])
+
+    async def main():
+        async with running(tmp_path) as service:
+            times = [time.process_time()]
+            answer = await service.client.get("/openapi.json")
+            times.append(time.process_time())
+            assert answer.json()["paths"]
+            times.append(time.process_time())
+            assert times[1] - times[0] < 8 * (times[2] - times[1])
+
+    asyncio.run(main())
 
 
 def test_a_document_that_failed_is_rendered_at_the_next_request(served, monkeypatch):

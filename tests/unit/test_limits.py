@@ -6,8 +6,9 @@ import math
 
 import pytest
 
+from service.api.request_context import ByteBudget
 from service.limits import context_limits, queue_limits
-from service.settings import child_environment, load_settings
+from service.settings import MIB, child_environment, load_settings
 
 
 @pytest.mark.parametrize(
@@ -34,3 +35,11 @@ def test_four_bodies_of_the_largest_size_fit_an_unused_budget(queue_bytes, intak
     limits = context_limits(load_settings(max_body_bytes=10**6, queue_bytes=queue_bytes))
     assert limits.intake_bytes == intake_bytes
     assert limits.answer_bytes >= 4 * limits.request.max_weights_bytes
+
+
+@pytest.mark.parametrize("queue_bytes", [128 * MIB, 256 * MIB, 400 * MIB])
+def test_one_answer_may_have_half_of_the_queue_or_twice_the_largest_body_and_weights(queue_bytes):
+    """As its error says: by default a larger queue alone changes nothing."""
+    settings = load_settings(queue_bytes=queue_bytes)
+    most = ByteBudget(context_limits(settings).answer_bytes, "").max_reservation
+    assert most == max(queue_bytes // 2, 2 * (settings.max_body_bytes + settings.max_weights_bytes))

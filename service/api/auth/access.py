@@ -122,7 +122,7 @@ class Limiter:
 
 OPEN = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
 METRICS = "/metrics"
-# Need no key while their setting is on.
+# With the parts below /docs/ they need no key while their setting is on: a browser sends none when it opens a page.
 DOCS = frozenset({"/", "/docs", "/openapi.json"})
 # Method and path template of each route that changes the service.
 ADMIN = (("PUT", "/v1/layers/{layer}"), ("DELETE", "/v1/layers/{layer}"))
@@ -169,7 +169,7 @@ class Access:
         return self._keys is not None and not self._is_open(path)
 
     def _is_open(self, path: str) -> bool:
-        return path in self._open or (self._are_docs_open and is_docs(path))
+        return path in self._open or (self._are_docs_open and (path in DOCS or path.startswith("/docs/")))
 
     def _caller(self, scope: Scope) -> bytes:
         """Return the digest of the key; without a keys file, the empty name that all clients share."""
@@ -189,11 +189,6 @@ class Access:
             raise Forbidden("this route needs a key with the role admin")
         scope[KEY_DIGEST] = found.digest
         return found.digest
-
-
-def is_docs(path: str) -> bool:
-    """Return whether this is a path of the API pages. A browser sends no key when it opens a page."""
-    return path in DOCS or path.startswith("/docs/")
 
 
 def needs_admin(scope: Scope) -> bool:

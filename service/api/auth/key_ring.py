@@ -143,6 +143,7 @@ class KeyFile:
         self._seen: tuple[int, ...] | None = None  # the stamp of the last check
         self._num_checks = 0  # since the file differs from what was taken
         self._reported: str | None = None
+        self.is_reading = False  # whether a thread checks the file; a file server that is away may keep it for any time
 
     async def open(self) -> None:
         """Read the keys for the first time; raise KeysError if the file cannot be used."""
@@ -172,28 +173,29 @@ class KeyFile:
         A change is taken once two checks find the same: a file that is written in place is torn for a moment. It is empty until a
         slow command writes to it, so a file without keys is taken only after MAX_CHECKS, as one that never stays the same.
         """
-        stamp, before = _stamp(self._path), self._seen
-        self._seen = stamp
-        self._num_checks = 0 if stamp == self._taken else self._num_checks + 1
-        may_wait = self._num_checks < MAX_CHECKS
-        if stamp == self._taken or (may_wait and stamp != before):
-            return None
-        found = self._read()
-        has_no_keys = isinstance(found, KeyRing) and not found.keys
-        if may_wait and (has_no_keys or _stamp(self._path) != stamp):
-            return None
-        self._taken, self._num_checks = stamp, 0
-        reported, self._reported = self._reported, None
-        if isinstance(found, KeysUnread):
-            self._taken, self._reported = None, found.message
-            return None if found.message == reported else found
-        return found
-
-    def _read(self) -> KeyRing | KeysError:
+        self.is_reading = True
         try:
-            return read_keys(self._path)
-        except KeysError as error:
-            return error
+            stamp, before = _stamp(self._path), self._seen
+            self._seen = stamp
+            self._num_checks = 0 if stamp == self._taken else self._num_checks + 1
+            may_wait = self._num_checks < MAX_CHECKS
+            if stamp == self._taken or (may_wait and stamp != before):
+                return None
+            try:
+                found: KeyRing | KeysError = read_keys(self._path)
+            except KeysError as error:
+                found = error
+            has_no_keys = isinstance(found, KeyRing) and not found.keys
+            if may_wait and (has_no_keys or _stamp(self._path) != stamp):
+                return None
+            self._taken, self._num_checks = stamp, 0
+            reported, self._reported = self._reported, None
+            if isinstance(found, KeysUnread):
+                self._taken, self._reported = None, found.message
+                return None if found.message == reported else found
+            return found
+        finally:
+            self.is_reading = False
 
 
 def _stamp(path: Path) -> tuple[int, ...] | None:

@@ -149,7 +149,7 @@ def _needed(spec: LayerSpec) -> list[tuple[str, int]]:
 
 def _rows(count: int, width: int) -> list[list[float]]:
     """Return short decimal numbers that differ from row to row."""
-    return [[round(((7 * i + 3 * j) % 11 - 5) / 10, 1) for j in range(width)] for i in range(count)]
+    return [[((7 * i + 3 * j) % 11 - 5) / 10 for j in range(width)] for i in range(count)]
 
 
 def _base64(rows: list[list[float]]) -> Body:

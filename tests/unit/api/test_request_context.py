@@ -441,7 +441,7 @@ def test_an_answer_above_the_whole_byte_budget_is_a_cost_limit():
         await context.decoded(nothing)
         layer: Any = SimpleNamespace(name="wide", output_bytes=lambda call: call.query.nbytes * INTAKE)
         call = Call(torch.zeros(1, 1, 1))
-        with pytest.raises(CostLimit, match="40,000 bytes, expected at most 5,000"):
+        with pytest.raises(CostLimit, match=r"40,000 bytes, expected at most 5,000 \(half of ATTENTION_QUEUE_BYTES"):
             await context.ask(layer, CheckedRequest(call, NOTHING, Layout("ld"), TensorForm.BASE64))
         assert setup.layer_requests.answers.num_bytes == 0
 

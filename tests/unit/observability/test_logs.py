@@ -195,6 +195,16 @@ def test_a_wrong_format_string_of_a_library_is_logged_unformatted(captured):
     assert captured.lines[0]["message"] == "%d of it"
 
 
+def test_a_level_of_a_librarys_own_is_logged_as_the_standard_level_below(captured):
+    for level in (25, 39, 105):
+        logging.getLogger("odd").log(level, "level %d", level)
+    assert [(line["level"], line["message"]) for line in captured.lines] == [
+        ("info", "level 25"),
+        ("warning", "level 39"),
+        ("critical", "level 105"),
+    ]
+
+
 class ClosedPipe(io.StringIO):
     def write(self, _):
         raise BrokenPipeError

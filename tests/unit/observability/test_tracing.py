@@ -113,6 +113,26 @@ def test_a_malformed_traceparent_begins_a_new_trace(spans, value):
     assert spans.requests[0].parent is None
 
 
+def test_a_repeated_tracestate_counts_as_one_list_and_a_repeated_traceparent_as_none(spans):
+    """W3C Trace Context, section 3.3.1; RFC 9110, section 5.3."""
+    parents = [(b"traceparent", f"00-{TRACE_ID}-{parent}-01".encode()) for parent in (PARENT_ID, PARENT_ID[::-1])]
+    states = [(b"tracestate", b"one=1"), (b"tracestate", b"two=2")]
+    serve(spans, answered, headers=[parents[0], *states])
+    serve(spans, answered, headers=[*parents, *states])
+    continued, new = spans.requests
+    assert dict(continued.context.trace_state) == {"one": "1", "two": "2"}
+    assert new.parent is None
+
+
+def test_malformed_headers_of_a_trace_add_no_lines_to_the_log(spans, caplog):
+    """The library would log each of them with the caller's text, at every request."""
+    parent = (b"traceparent", f"00-{TRACE_ID}-{PARENT_ID}-01".encode())
+    for state in (b"Secret", b"a=1,a=2", b"a=" + b"secret" * 1000):
+        serve(spans, answered, headers=[parent, (b"tracestate", state), (b"baggage", b"secret,=,x" + b"y" * 9000)])
+    serve(spans, answered, headers=[(b"traceparent", b"secret" * 1000)])
+    assert not caplog.records
+
+
 def test_a_span_repeats_no_text_of_the_caller(spans):
     serve(spans, method="EVIL", path="/secret", headers=[(b"secret", b"secret")], query_string=b"secret")
     (request,) = spans.requests

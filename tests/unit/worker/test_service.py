@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 
+from service.api.auth.key_ring import Role, line_for
 from service.attention import self_check
 from service.attention.call import AttentionCall
 from service.attention.engine import Engine, LayerCall
@@ -305,6 +306,28 @@ def test_a_thread_that_does_not_end_delays_the_end_by_at_most_the_time_for_all_t
         if hangs == "check":
             await checking
         Engine.close(service.engine)
+
+    asyncio.run(story())
+
+
+def test_a_keys_file_whose_server_is_away_does_not_delay_the_end(tmp_path, monkeypatch):
+    """The interpreter would wait for the thread that checks the file: the process exits without it."""
+    go_on, begun = threading.Event(), threading.Event()
+    (tmp_path / "keys").write_text(line_for("secret", Role.INFER))
+
+    def hang(_: object) -> None:
+        begun.set()
+        go_on.wait(20)
+
+    async def story() -> None:
+        async with started(tmp_path, api_keys_file=tmp_path / "keys") as process:
+            assert process.service.keys is not None
+            monkeypatch.setattr("service.api.auth.key_ring._stamp", hang)
+            checking = asyncio.ensure_future(process.service.keys.check())
+            await asyncio.to_thread(begun.wait, 20)
+            checking.cancel()
+        assert not process.service.is_over()
+        go_on.set()
 
     asyncio.run(story())
 
