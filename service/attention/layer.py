@@ -53,10 +53,8 @@ class Layer:
         self._widths = [spec.num_heads * spec.head_width, spec.num_kv_heads * spec.head_width]
         self._widths.append(spec.num_kv_heads * spec.value_head_width)
         self._has_one_input_width = spec.query_width == spec.key_width == spec.value_width
-        # Query, key and value have the same heads and widths, and the layer appends no keys.
-        self._has_plain_heads = (
-            spec.num_heads == spec.num_kv_heads and len(set(self._widths)) == 1 and not spec.extra_keys
-        )
+        # Query, key and value have the same heads of the same width, and the layer appends no keys.
+        self._has_plain_heads = len(set(self._widths)) == 1 and not spec.extra_keys
         self._inputs, self._fused = self._input_projections(moved)
         self._output = projection.packed(projection.side_by_side(moved, ["output"])) if spec.has_output else None
         self._appended = _extra_columns(spec, moved)

@@ -22,6 +22,7 @@ from service.layers.families import (
     REFUSED_MODELS,
     RELATIVE,
     ROTARY,
+    TOKENS,
     Candidate,
     Family,
     Parts,
@@ -190,10 +191,7 @@ def derive_spec(
             raise LayerError(f"{num_heads} heads do not divide the {sizes[f'{name}_rows']} out features of {name}")
     head_width = sizes["query_rows"] // num_heads
     return LayerSpec(
-        query_width=sizes["query_width"],
-        key_width=sizes["key_width"],
-        value_width=sizes["value_width"],
-        out_width=sizes["out_width"],
+        **{width: sizes[width] for width in ("query_width", *TOKENS)},
         num_heads=num_heads,
         num_kv_heads=num_heads,
         head_width=head_width,
