@@ -118,11 +118,9 @@ def _numbered(found: list[Candidate], layer: int, config: Config) -> list[Candid
         numbers = sorted({candidate.number for candidate in found if candidate.number is not None})
         matching = [candidate for candidate in found if candidate.number == layer]
     if layer not in numbers:
-        span = (
-            f"attention layers numbered {numbers[0]} to {numbers[-1]} ({len(numbers)} in all)"
-            if numbers
-            else "no attention layer with a number in its name"
-        )
+        span = "no attention layer with a number in its name"
+        if numbers:
+            span = f"attention layers numbered {numbers[0]} to {numbers[-1]} ({len(numbers)} in all)"
         raise LayerError(f"layer {bounded(str(layer), 20)} is out of range; the checkpoint has {span}")
     return matching
 

@@ -182,10 +182,13 @@ def _torch_entries(path: Path) -> tuple[dict[str, Entry], dict[str, object] | No
         warnings.simplefilter("ignore")  # torch warns of its own storage classes in files before 1.6
         # Only zip archives can be memory-mapped; then an import reads one layer.
         loaded: object = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
-    model_args = loaded.get("model_args") if isinstance(loaded, dict) else None
-    tensors = _state_dict(loaded)
+    tensors, config = _state_dict(loaded), loaded.get("model_args") if isinstance(loaded, dict) else None
     entries = {key: Entry(tuple(value.shape), functools.partial(_plain, key, value)) for key, value in tensors.items()}
-    return entries, model_args if isinstance(model_args, dict) else None
+    if not isinstance(config, dict):
+        return entries, None
+    if not all(isinstance(key, str) and not isinstance(value, torch.Tensor) for key, value in config.items()):
+        raise LayerError("the model_args of the torch file must be options by name, none of them a tensor")
+    return entries, config
 
 
 def _state_dict(loaded: object) -> dict[str, torch.Tensor]:

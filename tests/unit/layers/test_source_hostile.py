@@ -50,6 +50,13 @@ def test_an_address_is_not_a_source(path):
     assert message.isprintable()
 
 
+@pytest.mark.parametrize("model_args", [{1: 2}, {"rope_scale": torch.ones(3)}, {"n_head": torch.tensor(2)}], ids=str)
+def test_model_args_that_are_no_options_are_refused(tmp_path, model_args):
+    path = tmp_path / "ckpt.pt"
+    torch.save({"model": {"W_q": torch.ones(2, 2)}, "model_args": model_args}, path)
+    assert refused_source(path).endswith("model_args of the torch file must be options by name, none of them a tensor")
+
+
 @pytest.mark.parametrize("name", ["x.safetensors", "x.npz", "x.pt", "x.pth", "x.bin"])
 @pytest.mark.parametrize(
     "content", [b"", b"\0" * 64, b"PK\x03\x04" + bytes(64), b"\x80\x02}q\x00.", b"\x93NUMPY", b"{}" * 99]
