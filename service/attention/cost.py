@@ -84,18 +84,12 @@ def attention_table_bytes(call: AttentionCall, sizes: Sizes) -> int:
 def _table_cells(mask: CombinedMask | None, sizes: Sizes, num_heads: int) -> int:
     """Return the numbers in the mask's table and in the tables of a block of the scores of `num_heads` heads."""
     head_cells = min(BLOCK_ROWS, sizes.queries) * sizes.keys
-    workspace = WORKSPACE_TABLES * min(max(MAX_CELLS, head_cells), num_heads * head_cells)
-    if mask is None:
-        return workspace
-    heads, rows, _ = mask.table_shape
-    return workspace + heads * rows * sizes.keys
+    table = 0 if mask is None else math.prod(mask.table_shape[:2]) * sizes.keys
+    return table + WORKSPACE_TABLES * min(max(MAX_CELLS, head_cells), num_heads * head_cells)
 
 
 def _mask_flops(mask: CombinedMask | None) -> int:
-    if mask is None:
-        return 0
-    heads, rows, keys = mask.table_shape
-    return heads * rows * keys * (TABLE_FLOPS + MASK_FLOPS * len(mask.masks))
+    return 0 if mask is None else math.prod(mask.table_shape) * (TABLE_FLOPS + MASK_FLOPS * len(mask.masks))
 
 
 def _weights_flops(head_width: int, sizes: Sizes, wanted: WeightsWanted | None) -> int:
