@@ -22,6 +22,7 @@ EVERYTHING = (*TOKENS, "query_rows", "value_rows")
 RELATIVE = "it uses relative positions, which a served layer does not support"
 ROTARY = "rotary layers are not served yet"
 TRANSFORMED = "it changes queries or keys between projection and product, which a served layer does not support"
+APPROXIMATE = "it computes sparse or approximate attention, which a served layer does not support"
 NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.)")
 
 
@@ -162,7 +163,8 @@ FAMILY_NAMES = tuple(dict.fromkeys(family.name for family in FAMILIES))
 # Models that use a family's names but change attention by something outside the attention module.
 REFUSED_MODELS = {
     **dict.fromkeys(("roformer", "esm"), TRANSFORMED),
-    "layoutlmv3": RELATIVE,
+    **dict.fromkeys(("layoutlmv3", "nezha"), RELATIVE),
+    **dict.fromkeys(("big_bird", "mra", "nystromformer", "yoso"), APPROXIMATE),
     **dict.fromkeys(("codegen", "gpt_neox", "gptj", "llama", "mistral", "qwen"), ROTARY),
     "gpt_bigcode": "its fused projection is ordered by heads, which the importer does not read",
 }
