@@ -56,7 +56,7 @@ class LayerSpec:
         if self.num_heads % self.num_kv_heads:
             raise LayerError(f"{self.num_heads} heads must be a multiple of the {self.num_kv_heads} key/value heads")
         if not isinstance(self.scale, float) or not MIN_SCALE <= self.scale <= MAX_SCALE:
-            raise LayerError("scale must be a finite number above 0, in float32 as well")
+            raise LayerError("scale must be a decimal number above 0, in float32 neither 0 nor infinite")
         known = PROJECTIONS if self.has_output else PROJECTIONS[:3]
         if len(set(self.biases)) != len(self.biases) or not set(self.biases) <= set(known):
             raise LayerError(f"biases must be among {', '.join(known)}, each once")
