@@ -207,4 +207,7 @@ def _state_dict(loaded: object) -> dict[str, torch.Tensor]:
 def _plain(key: str, tensor: torch.Tensor) -> torch.Tensor:
     if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.dtype not in DTYPES.values():
         raise LayerError(f"{quoted(key)} is not a dense tensor of float16, bfloat16, float32 or float64")
-    return tensor.detach().clone(memory_format=torch.contiguous_format)
+    if tensor.untyped_storage().nbytes() < tensor.nbytes:  # a file of a kilobyte could ask for gigabytes
+        raise LayerError(f"{quoted(key)} repeats its numbers: the file holds fewer than its shape has")
+    with translated(f"{quoted(key)} cannot be read from the file"):
+        return tensor.detach().clone(memory_format=torch.contiguous_format)

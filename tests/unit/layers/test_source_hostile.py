@@ -114,6 +114,27 @@ def test_unusual_tensors_are_refused_by_name(tmp_path):
             source.entries[key].read()
 
 
+def test_a_tensor_that_repeats_its_numbers_is_refused(tmp_path):
+    """A file of a kilobyte could ask for gigabytes; a part of a larger storage is read."""
+    torch.save({"long": torch.ones(1).expand(2**15, 2**15), "part": torch.ones(9)[3:5]}, tmp_path / "x.pt")
+    entries = open_source(tmp_path / "x.pt").entries
+    with pytest.raises(LayerError, match=r"^'long' repeats its numbers"):
+        entries["long"].read()
+    assert entries["part"].read().tolist() == [1.0, 1.0]
+
+
+def test_a_lack_of_memory_for_a_tensor_is_one_sentence(tmp_path, monkeypatch):
+    torch.save({"w": torch.ones(2)}, tmp_path / "x.pt")
+    read = open_source(tmp_path / "x.pt").entries["w"].read
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("can't allocate memory")
+
+    monkeypatch.setattr(torch.Tensor, "clone", fail)
+    with pytest.raises(LayerError, match=r"^'w' cannot be read from the file$"):
+        read()
+
+
 def test_an_archive_with_unexpected_members_is_refused(tmp_path):
     for members in (["a.txt"], ["a.npy", "b"], ["a.npy", "a.npy"]):
         with pytest.MonkeyPatch.context() as patch, zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
