@@ -335,11 +335,8 @@ class Engine:
         return torch.float32 if loaded.spec is None else self.options.dtype
 
     def _release(self) -> None:
-        if self.options.device.type != "cpu":
-            torch.cuda.empty_cache()
-        else:
-            # Frees 48 MB after a 1,024-wide layer has been replaced twice.
-            trim()
+        # On a CPU this frees 48 MB after a 1,024-wide layer has been replaced twice.
+        trim() if self.options.device.type == "cpu" else torch.cuda.empty_cache()
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
