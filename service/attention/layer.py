@@ -50,8 +50,7 @@ class Layer:
         self.is_sequential = False
         self.filler_rows = 0
         moved = {name: tensor.to(device, dtype) for name, tensor in tensors.items()}
-        self._widths = [spec.num_heads * spec.head_width, spec.num_kv_heads * spec.head_width]
-        self._widths.append(spec.num_kv_heads * spec.value_head_width)
+        self._widths = [len(moved[f"{name}.weight"]) for name in INPUTS]
         self._has_one_input_width = spec.query_width == spec.key_width == spec.value_width
         # Query, key and value have the same heads of the same width, and the layer appends no keys.
         self._has_plain_heads = len(set(self._widths)) == 1 and not spec.extra_keys
@@ -224,8 +223,6 @@ def _passes(order: Sequence[int], rows: Sequence[int]) -> list[list[int]]:
     """Split calls, in order, into the fewest passes of similar size; a pass exceeds MAX_ROWS rows by at most one call."""
     total = sum(rows)
     num = -(-total // MAX_ROWS)
-    if num <= 1:
-        return [list(order)]
     passes: dict[int, list[int]] = {}
     before = 0
     for i in order:
