@@ -50,11 +50,9 @@ def flops(spec: LayerSpec, sizes: Sizes, mask: CombinedMask | None, wanted: Weig
 def attention_flops(call: AttentionCall, sizes: Sizes) -> int:
     """Return the floating-point operations of attention without a layer; every query head visits each key row."""
     cells, width, value_width = math.prod(sizes), call.query.shape[3], call.value.shape[3]
-    per_sequence = _mask_flops(call.mask) + _weights_flops(width, sizes, call.weights)
-    if call.scores is not None:
-        per_sequence += _weights_flops(width, sizes, call.scores)
+    selections = sum(_weights_flops(width, sizes, wanted) for wanted in (call.weights, call.scores))
     passes = int(call.has_lse) * (2 * width + SOFTMAX_FLOPS) + int(call.is_explicit) * SOFTMAX_FLOPS
-    per_sequence += _num_products(call, sizes) * PRODUCT_FLOPS
+    per_sequence = _mask_flops(call.mask) + selections + _num_products(call, sizes) * PRODUCT_FLOPS
     return 2 * cells * (width + value_width) + cells * passes + sizes.sequences * per_sequence
 
 
