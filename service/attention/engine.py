@@ -149,7 +149,7 @@ class Engine:
         """Put a layer on the device and check it step by step; batches that arrive meanwhile run between the steps.
 
         Without a spec it is attention without a layer. The future fails with EngineDown if the device has failed or the engine
-        is closed meanwhile, and with torch's own error otherwise. Raises EngineDown if the engine is closed.
+        is closed meanwhile, and with the error of Layer or of torch otherwise. Raises EngineDown if the engine is closed.
         """
         if self._is_closed:
             raise EngineDown(_CLOSED)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -26,6 +27,7 @@ from service.attention.masks import lowered_on
 from service.attention.preemption import preemption_point
 from service.attention.projection import Packed, Plain, Projection
 from service.attention.spec import LayerSpec
+from service.errors import LayerNotLoaded
 
 # Sort order of a batch: same-length self-attention that shares an attention call, other self-attention, cross-attention.
 SAME_LENGTH, SELF, CROSS = range(3)
@@ -39,7 +41,10 @@ INPUTS = ("query", "key", "value")
 
 
 class Layer:
-    """One attention layer; `tensors` match `spec.tensor_shapes()` and are copied into `dtype` on `device`."""
+    """One attention layer; `tensors` match `spec.tensor_shapes()` and are copied into `dtype` on `device`.
+
+    Raises LayerNotLoaded if a value becomes infinite in `dtype`: every answer would be NaN.
+    """
 
     def __init__(
         self, spec: LayerSpec, tensors: Mapping[str, torch.Tensor], *, dtype: torch.dtype, device: torch.device
@@ -50,6 +55,8 @@ class Layer:
         self.is_sequential = False
         self.filler_rows = 0
         moved = {name: tensor.to(device, dtype) for name, tensor in tensors.items()}
+        if beyond := [name for name, tensor in moved.items() if not all(map(math.isfinite, tensor.aminmax()))]:
+            raise LayerNotLoaded(f"values of {', '.join(beyond)} exceed {str(dtype).removeprefix('torch.')}")
         self._widths = [len(moved[f"{name}.weight"]) for name in INPUTS]
         self._has_one_input_width = spec.query_width == spec.key_width == spec.value_width
         # Query, key and value have the same heads of the same width, and the layer appends no keys.
