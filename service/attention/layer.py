@@ -218,8 +218,7 @@ class Layer:
             return kernels.ready(views, mask)
         q, k, v = kernels.copied(views)
         if self._appended is not None:
-            extra_k, extra_v = self._appended
-            k, v = torch.cat([k, extra_k], dim=1), torch.cat([v, extra_v], dim=1)
+            k, v = (torch.cat(parts, dim=1) for parts in zip((k, v), self._appended, strict=True))
         if self.spec.num_kv_heads != self.spec.num_heads:
             shared = self.spec.num_heads // self.spec.num_kv_heads
             k, v = k.repeat_interleave(shared, dim=0), v.repeat_interleave(shared, dim=0)

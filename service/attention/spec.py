@@ -43,11 +43,10 @@ class LayerSpec:
     add_zero_attn: bool = False
 
     def __post_init__(self) -> None:
-        counts = ("query_width", "key_width", "value_width", "out_width", "num_heads", "num_kv_heads", "head_width")
-        for name in (*counts, "value_head_width"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise LayerError(f"{name} must be a whole number of at least 1")
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.type == "int" and (type(value) is not int or value < 1):
+                raise LayerError(f"{field.name} must be a whole number of at least 1")
         heads_widths = self.num_heads * self.head_width, self.num_heads * self.value_head_width
         widest = max(self.query_width, self.key_width, self.value_width, self.out_width, *heads_widths)
         if widest > MAX_WIDTH or self.num_heads > MAX_HEADS:
