@@ -188,9 +188,11 @@ def open_regular(path: str | os.PathLike[str], *, follow_links: bool = True) -> 
         raise LayerError("the file does not exist") from error
     except (OSError, ValueError) as error:  # ValueError: a path with a NUL
         raise opening_failed(error) from error
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise LayerError("the file is not a regular file")
+    with contextlib.ExitStack() as on_error:
+        on_error.callback(os.close, descriptor)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise LayerError("the file is not a regular file")
+        on_error.pop_all()
     return io.FileIO(descriptor, "rb")
 
 
