@@ -128,8 +128,8 @@ def _numbered(found: list[Candidate], layer: int, config: Config) -> list[Candid
 def _check_model(config: Config) -> None:
     """Raise LayerError if the config names a model whose attention differs in a way that no tensor of the module shows."""
     model = config.get("model_type")
-    is_full = config.get("attention_type") == "original_full"  # BigBird's name of dense attention
-    if isinstance(model, str) and model in REFUSED_MODELS and not is_full:
+    is_dense = model == "big_bird" and config.get("attention_type") == "original_full"
+    if isinstance(model, str) and model in REFUSED_MODELS and not is_dense:
         raise LayerError(f"model_type {model}: {REFUSED_MODELS[model]}")
     if config.get("position_embedding_type") not in (None, "absolute"):
         raise LayerError(f"position_embedding_type in config.json is not absolute: {RELATIVE}")

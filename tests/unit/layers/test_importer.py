@@ -120,6 +120,7 @@ def test_impossible_weights_are_refused_by_name(tmp_path):
         ({"position_embedding_type": "relative_key"}, "relative positions"),
         ({"position_embedding_type": ["rotary"]}, "relative positions"),
         ({"model_type": "roformer"}, "model_type roformer: it changes queries or keys"),
+        ({"model_type": "roformer", "attention_type": "original_full"}, "it changes queries or keys"),
         ({"model_type": "layoutlmv3"}, "relative positions"),
         ({"model_type": "nezha"}, "relative positions"),
         ({"model_type": "yoso"}, "model_type yoso: it computes sparse or approximate attention"),
