@@ -163,7 +163,7 @@ FAMILY_NAMES = tuple(dict.fromkeys(family.name for family in FAMILIES))
 # Models that use a family's names but change attention by something outside the attention module.
 REFUSED_MODELS = {
     **dict.fromkeys(("roformer", "esm"), TRANSFORMED),
-    **dict.fromkeys(("layoutlmv3", "nezha"), RELATIVE),
+    **dict.fromkeys(("bros", "layoutlmv2", "layoutlmv3", "nezha"), RELATIVE),
     **dict.fromkeys(("big_bird", "mra", "nystromformer", "yoso"), APPROXIMATE),
     **dict.fromkeys(("codegen", "gpt_neox", "gptj", "llama", "mistral", "qwen"), ROTARY),
     "gpt_bigcode": "its fused projection is ordered by heads, which the importer does not read",

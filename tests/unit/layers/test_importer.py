@@ -123,6 +123,7 @@ def test_impossible_weights_are_refused_by_name(tmp_path):
         ({"model_type": "roformer", "attention_type": "original_full"}, "it changes queries or keys"),
         ({"model_type": "layoutlmv3"}, "relative positions"),
         ({"model_type": "nezha"}, "relative positions"),
+        ({"model_type": "bros"}, "relative positions"),
         ({"model_type": "yoso"}, "model_type yoso: it computes sparse or approximate attention"),
         ({"model_type": "big_bird", "attention_type": "block_sparse"}, "sparse or approximate attention"),
     ],
