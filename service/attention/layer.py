@@ -41,10 +41,7 @@ INPUTS = ("query", "key", "value")
 
 
 class Layer:
-    """One attention layer; `tensors` match `spec.tensor_shapes()` and are copied into `dtype` on `device`.
-
-    Raises LayerNotLoaded if a value becomes infinite in `dtype`: every answer would be NaN.
-    """
+    """One attention layer; `tensors` match `spec.tensor_shapes()` and are copied into `dtype` on `device`."""
 
     def __init__(
         self, spec: LayerSpec, tensors: Mapping[str, torch.Tensor], *, dtype: torch.dtype, device: torch.device
@@ -55,6 +52,7 @@ class Layer:
         self.is_sequential = False
         self.filler_rows = 0
         moved = {name: tensor.to(device, dtype) for name, tensor in tensors.items()}
+        # With an infinite value every answer would be NaN.
         if beyond := [name for name, tensor in moved.items() if not all(map(math.isfinite, tensor.aminmax()))]:
             raise LayerNotLoaded(f"values of {', '.join(beyond)} exceed {str(dtype).removeprefix('torch.')}")
         self._widths = [len(moved[f"{name}.weight"]) for name in INPUTS]
