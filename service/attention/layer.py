@@ -261,6 +261,5 @@ def _extra_columns(spec: LayerSpec, tensors: Mapping[str, torch.Tensor]) -> list
 
 def _joined(answers: Sequence[Answer]) -> Answer:
     """Join answers of single sequences into one; the inverse of `Call.sequences`."""
-    output = torch.cat([answer.output for answer in answers])
     weights = [answer.weights for answer in answers if answer.weights is not None]
-    return Answer(output, joined(weights) if weights else None)
+    return Answer(torch.cat([answer.output for answer in answers]), joined(weights) if weights else None)

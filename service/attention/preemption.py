@@ -47,6 +47,7 @@ class Steps(Generic[R]):
     def __init__(self, lock: threading.Lock, step_s: float, preempted: threading.Event) -> None:
         self.first: Future[R | Steps[R]] = Future()
         self.preempted_s = 0.0
+        self.on_preempted: Callable[[], object] = int  # called on the batch's thread, after each step but the last
         self._lock = lock
         self._step_s = step_s
         self._preempted = preempted
@@ -86,6 +87,7 @@ class Steps(Generic[R]):
         self._lock.release()
         try:
             step.set_result(self)
+            self.on_preempted()
             self._resumed.acquire()
         finally:
             self._lock.acquire()
