@@ -25,9 +25,7 @@ from service.errors import ServiceError
 USAGE_ERROR: Any = typer.BadParameter.__base__
 
 app = typer.Typer(
-    help="Multi-head attention layers of real models over REST.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
+    help="Multi-head attention layers of real models over REST.", no_args_is_help=True, pretty_exceptions_enable=False
 )
 for command in (serve, health, attend, attention, show, compare, golden):
     app.command()(command)

@@ -121,11 +121,7 @@ async def _receive_all(cycle: Cycle) -> list[Part]:
 
 
 async def decompressed(
-    parts: list[Part],
-    coding: bytes,
-    limits: BodyLimits,
-    reserve: Callable[[int], object],
-    run_off_loop: RunOffLoop,
+    parts: list[Part], coding: bytes, limits: BodyLimits, reserve: Callable[[int], object], run_off_loop: RunOffLoop
 ) -> list[Part]:
     """Return the decompressed body in parts, and empty `parts`; `reserve` is called with each number of bytes that it adds.
 

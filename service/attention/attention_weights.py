@@ -164,7 +164,7 @@ def selected(source: Scores, wanted: WeightsWanted) -> Weights:
     for block, places, rows in _requested_blocks(queries, wanted.queries):
         parts = source.rows(chosen, block, wanted.stage)
         if wanted.form == "mean":
-            answer[0][places] = _mean(parts)[rows].to("cpu", wanted.dtype)
+            answer[0][places] = _mean(parts, len(chosen))[rows].to("cpu", wanted.dtype)
             continue
         first = 0
         for part in parts:
@@ -204,14 +204,13 @@ def _requested_blocks(num_rows: int, requested: Sequence[int] | None) -> Iterato
             yield block, places, rows[places] - block.start
 
 
-def _mean(parts: Iterable[torch.Tensor]) -> torch.Tensor:
+def _mean(parts: Iterable[torch.Tensor], num_heads: int) -> torch.Tensor:
     """Return the mean over all heads of all parts, added one by one: its bits do not depend on how heads are grouped."""
     heads: Iterator[torch.Tensor] = itertools.chain.from_iterable(part.unbind() for part in parts)
-    total, count = next(heads).clone(), 1
+    total = next(heads).clone()
     for weights in heads:
         total += weights
-        count += 1
-    return total.div_(count)
+    return total.div_(num_heads)
 
 
 def stacked(parts: Sequence[Weights]) -> Weights:

@@ -3,7 +3,7 @@
 Legend: B sequences, N heads, L query rows, S key rows.
 
 Invariants: Only shapes are read, so that a call can be refused before its tables are allocated. Sizes are Python integers.
-Work that moves memory instead of multiplying counts the flops that the products do in the same time. These figures, measured
+Work that moves memory instead of multiplying counts as the flops that products do in the same time. These figures, measured
 on one core with 12 heads of 32 (docs/performance.md), hold within a factor of two.
 """
 
@@ -50,11 +50,9 @@ def flops(spec: LayerSpec, sizes: Sizes, mask: CombinedMask | None, wanted: Weig
 def attention_flops(call: AttentionCall, sizes: Sizes) -> int:
     """Return the floating-point operations of attention without a layer; every query head visits each key row."""
     cells, width, value_width = math.prod(sizes), call.query.shape[3], call.value.shape[3]
-    per_sequence = _mask_flops(call.mask) + _weights_flops(width, sizes, call.weights)
-    if call.scores is not None:
-        per_sequence += _weights_flops(width, sizes, call.scores)
+    selections = sum(_weights_flops(width, sizes, wanted) for wanted in (call.weights, call.scores))
     passes = int(call.has_lse) * (2 * width + SOFTMAX_FLOPS) + int(call.is_explicit) * SOFTMAX_FLOPS
-    per_sequence += _num_products(call, sizes) * PRODUCT_FLOPS
+    per_sequence = _mask_flops(call.mask) + selections + _num_products(call, sizes) * PRODUCT_FLOPS
     return 2 * cells * (width + value_width) + cells * passes + sizes.sequences * per_sequence
 
 
@@ -84,18 +82,12 @@ def attention_table_bytes(call: AttentionCall, sizes: Sizes) -> int:
 def _table_cells(mask: CombinedMask | None, sizes: Sizes, num_heads: int) -> int:
     """Return the numbers in the mask's table and in the tables of a block of the scores of `num_heads` heads."""
     head_cells = min(BLOCK_ROWS, sizes.queries) * sizes.keys
-    workspace = WORKSPACE_TABLES * min(max(MAX_CELLS, head_cells), num_heads * head_cells)
-    if mask is None:
-        return workspace
-    heads, rows, _ = mask.table_shape
-    return workspace + heads * rows * sizes.keys
+    table = 0 if mask is None else math.prod(mask.table_shape[:2]) * sizes.keys
+    return table + WORKSPACE_TABLES * min(max(MAX_CELLS, head_cells), num_heads * head_cells)
 
 
 def _mask_flops(mask: CombinedMask | None) -> int:
-    if mask is None:
-        return 0
-    heads, rows, keys = mask.table_shape
-    return heads * rows * keys * (TABLE_FLOPS + MASK_FLOPS * len(mask.masks))
+    return 0 if mask is None else math.prod(mask.table_shape) * (TABLE_FLOPS + MASK_FLOPS * len(mask.masks))
 
 
 def _weights_flops(head_width: int, sizes: Sizes, wanted: WeightsWanted | None) -> int:

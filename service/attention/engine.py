@@ -2,26 +2,28 @@
 
 Lives here: the engine, a layer that it has loaded (`LoadedLayer`), and what the bits of an answer depend on (`Fingerprint`).
 
-Invariants: One thread computes at a time: the engine's own, or the caller's for an inline batch while the engine is idle. A long
-batch is preempted after each step (`preemption.py`); until it resumes, the engine's second thread computes other batches. Results
-depend neither on other calls of the batch (P1) nor on whether weights are requested (P2). A layer serves only after a self-check
-with real forward passes; a batch that runs between the steps of one computes each sequence alone. Batches run between the steps
-of a load. Out of memory fails the batch, not the process. After the device has failed, every batch fails with EngineDown. No
-table keeps loaded layers alive: when the last catalog or request that holds one goes, its memory is free. Only the thread that
-computes changes a loaded layer.
+Invariants: One thread computes at a time: the engine's own, or the caller's for an inline batch while the engine is idle. A
+long batch is preempted after each step (`preemption.py`); until it resumes, the engine's second thread computes other batches.
+Results depend neither on other calls of the batch (P1) nor on whether weights are requested (P2). A layer serves only after a
+self-check with real forward passes; a batch that runs between the steps of one computes each sequence alone. Batches run
+between the steps of a load, and these while a batch is preempted. Out of memory fails the batch, not the process. After the
+device has failed, every batch fails with EngineDown. No table keeps loaded layers alive: when the last catalog or request that
+holds one goes, its memory is free. Only the thread that computes changes a loaded layer.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -42,7 +44,6 @@ _DEVICE_FAILED = ("cuda error", "cublas_status", "cudnn_status", "device-side as
 _CLOSED = "the engine is closed"
 _DOWN = "the device failed; this process computes nothing until it is replaced"
 
-P = ParamSpec("P")
 R = TypeVar("R")
 Answers = Sequence[Answer]
 # Result of one step of a batch: the answers, or the preempted batch itself.
@@ -136,6 +137,7 @@ class Engine:
         self._steps: weakref.WeakSet[Steps[Answers]] = weakref.WeakSet()  # batches submitted to a thread
         self._preempted = threading.Event()  # set while a long batch waits for its next step
         self._lock = threading.Lock()  # held by the thread that computes
+        self._load_steps = deque[Callable[[], None]]()  # each waits for a thread
         self._is_closed = False
         self._loaded: weakref.WeakSet[LoadedLayer] = weakref.WeakSet()  # changed on the callers' thread only
         # Written by the thread that computes; readers on other threads see a slightly old value.
@@ -149,14 +151,15 @@ class Engine:
         """Put a layer on the device and check it step by step; batches that arrive meanwhile run between the steps.
 
         Without a spec it is attention without a layer. The future fails with EngineDown if the device has failed or the engine
-        is closed meanwhile, and with torch's own error otherwise. Raises EngineDown if the engine is closed.
+        is closed meanwhile, and with the error of Layer or of torch otherwise. Raises EngineDown if the engine is closed.
         """
         if self._is_closed:
             raise EngineDown(_CLOSED)
         loaded, done = LoadedLayer(spec, tensors), Future[LoadedLayer]()
         self._second.submit(int)  # starts its thread before it is needed
         self._loaded.add(loaded)
-        self._submit(self._locked, partial(self._step, loaded, self._variant_steps(loaded, self._dtype(loaded)), done))
+        self._load_steps.append(partial(self._step, loaded, self._variant_steps(loaded, self._dtype(loaded)), done))
+        self._submit(self._next_step)
         return done
 
     def run(self, batch: Sequence[LayerCall], *, is_inline: bool = False) -> Future[Step]:
@@ -174,10 +177,10 @@ class Engine:
                 done.set_result(answers)
                 return done
         step_s = math.inf if self._preempted.is_set() else self.options.step_s
-        steps: Steps[Answers] = Steps(self._lock, step_s, self._preempted)
+        steps: Steps[Answers] = Steps(self._lock, step_s, self._preempted, self._submit_waiting_step)
         self._steps.add(steps)
         first = steps.first  # a batch that has failed has another one
-        self._submit(steps.run, partial(self._run, batch))
+        self._submit(partial(steps.run, partial(self._run, batch)))
         return first
 
     def close(self, timeout_s: float | None = None) -> bool:
@@ -200,17 +203,23 @@ class Engine:
 
     def release(self) -> Future[None]:
         """Return memory that no layer needs any more to the device or, on a CPU, to the system."""
-        return self._submit(self._locked, self._release)
+        return self._submit(self._release)
 
-    def _submit(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+    def _submit(self, work: Callable[[], R]) -> Future[R]:
         try:
-            return (self._second if self._preempted.is_set() else self._thread).submit(work, *args, **kwargs)
+            return (self._second if self._preempted.is_set() else self._thread).submit(work)
         except RuntimeError as error:  # the pool is shut down
             raise EngineDown(_CLOSED) from error
 
-    def _locked(self, work: Callable[[], R]) -> R:
+    def _submit_waiting_step(self) -> None:
+        if self._load_steps:
+            with contextlib.suppress(EngineDown):  # the batch that is preempted goes on to its end
+                self._submit(self._next_step)
+
+    def _next_step(self) -> None:
         with self._lock:
-            return work()
+            if self._load_steps:  # else it ran while a batch was preempted
+                self._load_steps.popleft()()
 
     def _run_inline(self, batch: Sequence[LayerCall]) -> Answers | None:
         """Compute the batch on the caller's thread. Return None if it fails; the compute thread repeats it and reports the error.
@@ -257,7 +266,8 @@ class Engine:
         try:
             next(steps)
             loaded.seconds += time.perf_counter() - started
-            self._submit(self._locked, partial(self._step, loaded, steps, done))
+            self._load_steps.append(partial(self._step, loaded, steps, done))
+            self._submit(self._next_step)
         except StopIteration:
             if done.set_running_or_notify_cancel():
                 done.set_result(loaded)
@@ -336,11 +346,8 @@ class Engine:
         return torch.float32 if loaded.spec is None else self.options.dtype
 
     def _release(self) -> None:
-        if self.options.device.type != "cpu":
-            torch.cuda.empty_cache()
-        else:
-            # Frees 48 MB after a 1,024-wide layer has been replaced twice.
-            trim()
+        # On a CPU this frees 48 MB after a 1,024-wide layer has been replaced twice.
+        trim() if self.options.device.type == "cpu" else torch.cuda.empty_cache()
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
@@ -350,7 +357,6 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 def _has_device_failed(error: BaseException) -> bool:
     """Return whether the device is lost. One that is out of memory is not, although its message may be a "CUDA error" too."""
-    if _is_out_of_memory(error):
-        return False
     text = str(error).lower()
-    return isinstance(error, torch.AcceleratorError) or any(words in text for words in _DEVICE_FAILED)
+    is_of_device = isinstance(error, torch.AcceleratorError) or any(words in text for words in _DEVICE_FAILED)
+    return is_of_device and not _is_out_of_memory(error)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -26,6 +27,7 @@ from service.attention.masks import lowered_on
 from service.attention.preemption import preemption_point
 from service.attention.projection import Packed, Plain, Projection
 from service.attention.spec import LayerSpec
+from service.errors import LayerNotLoaded
 
 # Sort order of a batch: same-length self-attention that shares an attention call, other self-attention, cross-attention.
 SAME_LENGTH, SELF, CROSS = range(3)
@@ -50,13 +52,13 @@ class Layer:
         self.is_sequential = False
         self.filler_rows = 0
         moved = {name: tensor.to(device, dtype) for name, tensor in tensors.items()}
-        self._widths = [spec.num_heads * spec.head_width, spec.num_kv_heads * spec.head_width]
-        self._widths.append(spec.num_kv_heads * spec.value_head_width)
+        # With an infinite value every answer would be NaN.
+        if beyond := [name for name, tensor in moved.items() if not all(map(math.isfinite, tensor.aminmax()))]:
+            raise LayerNotLoaded(f"values of {', '.join(beyond)} exceed {str(dtype).removeprefix('torch.')}")
+        self._widths = [len(moved[f"{name}.weight"]) for name in INPUTS]
         self._has_one_input_width = spec.query_width == spec.key_width == spec.value_width
-        # Query, key and value have the same heads and widths, and the layer appends no keys.
-        self._has_plain_heads = (
-            spec.num_heads == spec.num_kv_heads and len(set(self._widths)) == 1 and not spec.extra_keys
-        )
+        # Query, key and value have the same heads of the same width, and the layer appends no keys.
+        self._has_plain_heads = len(set(self._widths)) == 1 and not spec.extra_keys
         self._inputs, self._fused = self._input_projections(moved)
         self._output = projection.packed(projection.side_by_side(moved, ["output"])) if spec.has_output else None
         self._appended = _extra_columns(spec, moved)
@@ -214,8 +216,7 @@ class Layer:
             return kernels.ready(views, mask)
         q, k, v = kernels.copied(views)
         if self._appended is not None:
-            extra_k, extra_v = self._appended
-            k, v = torch.cat([k, extra_k], dim=1), torch.cat([v, extra_v], dim=1)
+            k, v = (torch.cat(parts, dim=1) for parts in zip((k, v), self._appended, strict=True))
         if self.spec.num_kv_heads != self.spec.num_heads:
             shared = self.spec.num_heads // self.spec.num_kv_heads
             k, v = k.repeat_interleave(shared, dim=0), v.repeat_interleave(shared, dim=0)
@@ -226,8 +227,6 @@ def _passes(order: Sequence[int], rows: Sequence[int]) -> list[list[int]]:
     """Split calls, in order, into the fewest passes of similar size; a pass exceeds MAX_ROWS rows by at most one call."""
     total = sum(rows)
     num = -(-total // MAX_ROWS)
-    if num <= 1:
-        return [list(order)]
     passes: dict[int, list[int]] = {}
     before = 0
     for i in order:
@@ -262,6 +261,5 @@ def _extra_columns(spec: LayerSpec, tensors: Mapping[str, torch.Tensor]) -> list
 
 def _joined(answers: Sequence[Answer]) -> Answer:
     """Join answers of single sequences into one; the inverse of `Call.sequences`."""
-    output = torch.cat([answer.output for answer in answers])
     weights = [answer.weights for answer in answers if answer.weights is not None]
-    return Answer(output, joined(weights) if weights else None)
+    return Answer(torch.cat([answer.output for answer in answers]), joined(weights) if weights else None)

@@ -44,9 +44,12 @@ class Steps(Generic[R]):
     batch is preempted: then call `resume` or `drop`.
     """
 
-    def __init__(self, lock: threading.Lock, step_s: float, preempted: threading.Event) -> None:
+    def __init__(
+        self, lock: threading.Lock, step_s: float, preempted: threading.Event, on_preempted: Callable[[], object] = int
+    ) -> None:
         self.first: Future[R | Steps[R]] = Future()
         self.preempted_s = 0.0
+        self._on_preempted = on_preempted
         self._lock = lock
         self._step_s = step_s
         self._preempted = preempted
@@ -87,6 +90,7 @@ class Steps(Generic[R]):
         self._lock.release()
         try:
             step.set_result(self)
+            self._on_preempted()
             self._resumed.acquire()
         finally:
             self._lock.acquire()

@@ -14,8 +14,11 @@ import numpy as np
 from service.attention.spec import LayerSpec
 
 Arrays = Mapping[str, np.ndarray]
+# What overflows becomes infinity or NaN, which callers compare; NumPy would print warnings with paths.
+_quiet = np.errstate(all="ignore")
 
 
+@_quiet
 def attend(
     spec: LayerSpec, tensors: Arrays, query: np.ndarray, key: np.ndarray, value: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -37,6 +40,7 @@ def attend(
     return (_linear(tensors, "output", context) if spec.has_output else context), weights
 
 
+@_quiet
 def scaled_dot_product(
     inputs: Sequence[np.ndarray],
     added: np.ndarray,
@@ -86,9 +90,7 @@ def _softmax(scores: np.ndarray, sink: np.ndarray) -> tuple[np.ndarray, np.ndarr
     top = np.where(np.isneginf(top), 0.0, top)
     exponentials = np.exp(scores - top)
     total = exponentials.sum(axis=-1, keepdims=True) + np.exp(sink - top)
-    with np.errstate(divide="ignore"):
-        lse = (np.log(total) + top)[..., 0]
-    return exponentials / np.where(total > 0, total, 1.0), lse
+    return exponentials / np.where(total > 0, total, 1.0), (np.log(total) + top)[..., 0]
 
 
 def _capped(scores: np.ndarray, softcap: float | None) -> np.ndarray:

@@ -41,7 +41,8 @@ class ScaledDotProduct:
 
     def _answer(self, call: AttentionCall) -> Answer:
         outputs = _empty_output(call)
-        sinks = None if call.sinks is None else call.sinks.to(self._like)
+        most = torch.finfo(self.dtype).max  # a float64 sink beyond float32 would be infinite, and its row NaN
+        sinks = None if call.sinks is None else call.sinks.to(self._like).clamp(-most, most)
         weights: list[Weights] = []
         scores: list[Weights] = []
         sums: list[torch.Tensor] = []

@@ -13,14 +13,13 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from service.attention.call import AttentionCall, Call, WeightsWanted
-from service.attention.layer import Layer
+from service.attention.layer import MAX_ROWS, Layer
 from service.attention.masks import CombinedMask, Sizes, causal
 from service.attention.scaled_dot_product import ScaledDotProduct
 
 # Lengths around every rounding rule of `projection.py`: single rows, odd counts, below and above 12 rows, a common long one. The
-# last is self-attention without a mask: the large batch has it 12 times, and one kernel call may compute most or all of these.
+# last is self-attention without a mask: a full pass has it 12 times, and one kernel call may compute most or all of these.
 LENGTHS = (1, 2, 3, 5, 11, 12, 13, 1, 30, 7, 64, 20, 9, 33)
-LARGE_BATCH = 12
 # Lengths at which one sequence skips the copy but a group does not (`kernels.ready`): checked alone and twice in one call.
 SAME_LENGTHS = (4, 8, 16, 24, 48, 64, 128)
 SEED = 20260
@@ -31,7 +30,7 @@ Variant = Layer | ScaledDotProduct
 def checks(layer: Variant) -> Iterator[bool]:
     """Yield whether sample calls give the same bits alone, in pairs and all together, with and without weights.
 
-    A step is one forward pass, so that batches can compute in between.
+    A step is one pass of at most MAX_ROWS rows, so that batches can compute in between.
     """
     return _attention_checks(layer) if isinstance(layer, ScaledDotProduct) else _layer_checks(layer)
 
@@ -59,10 +58,10 @@ def _layer_checks(layer: Layer) -> Iterator[bool]:
         yield True
     batches: list[Sequence[int]] = [range(len(calls)), range(len(calls) - 1, -1, -1)]
     batches += [(i, i + 1) for i in range(0, len(calls) - 1, 2)]
+    kinds = [[i for i, call in enumerate(calls) if call.is_self_attention is is_self] for is_self in (True, False)]
     # As many rows as a pass has: some kernels change with the size of the product.
-    batches.append([i for _ in range(LARGE_BATCH) for i in range(len(calls))])
-    for is_self in (True, False) if layer.is_fused else (False,):
-        kind = [i for i, call in enumerate(calls) if call.is_self_attention is is_self]
+    batches += [kind * (MAX_ROWS // sum(calls[i].query.shape[1] for i in kind)) for kind in kinds if kind]
+    for kind in kinds if layer.is_fused else kinds[1:]:
         batches += [_repeated(calls, kind, size) for size in layer.product_sizes]
     for batch in batches:
         answers = layer.forward([calls[i] for i in batch])

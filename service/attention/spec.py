@@ -17,7 +17,7 @@ PROJECTIONS = ("query", "key", "value", "output")
 MAX_WIDTH = 2**15
 # Many times the heads of published layers. Each head of each sequence is a product of its own.
 MAX_HEADS = 2**12
-MAX_SCALE = 3.4e38  # kernels take the scale as a float32 and raise above this
+MIN_SCALE, MAX_SCALE = 1e-45, 3.4e38  # kernels take the scale as a float32: less is 0 there, and for more they raise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,11 +43,10 @@ class LayerSpec:
     add_zero_attn: bool = False
 
     def __post_init__(self) -> None:
-        counts = ("query_width", "key_width", "value_width", "out_width", "num_heads", "num_kv_heads", "head_width")
-        for name in (*counts, "value_head_width"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise LayerError(f"{name} must be a whole number of at least 1")
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.type == "int" and (type(value) is not int or value < 1):
+                raise LayerError(f"{field.name} must be a whole number of at least 1")
         heads_widths = self.num_heads * self.head_width, self.num_heads * self.value_head_width
         widest = max(self.query_width, self.key_width, self.value_width, self.out_width, *heads_widths)
         if widest > MAX_WIDTH or self.num_heads > MAX_HEADS:
@@ -55,8 +54,8 @@ class LayerSpec:
             raise LayerError(f"the layer has {found}; expected at most {MAX_WIDTH} and {MAX_HEADS}")
         if self.num_heads % self.num_kv_heads:
             raise LayerError(f"{self.num_heads} heads must be a multiple of the {self.num_kv_heads} key/value heads")
-        if not isinstance(self.scale, float) or not 0 < self.scale <= MAX_SCALE:
-            raise LayerError("scale must be a finite number above 0, in float32 as well")
+        if not isinstance(self.scale, float) or not MIN_SCALE <= self.scale <= MAX_SCALE:
+            raise LayerError("scale must be a decimal number above 0, in float32 neither 0 nor infinite")
         known = PROJECTIONS if self.has_output else PROJECTIONS[:3]
         if len(set(self.biases)) != len(self.biases) or not set(self.biases) <= set(known):
             raise LayerError(f"biases must be among {', '.join(known)}, each once")
@@ -106,7 +105,7 @@ class LayerSpec:
         if missing := sorted(known - value.keys()):
             raise LayerError(f"the layer's spec lacks {', '.join(missing)}")
         if surplus := sorted(value.keys() - known):
-            raise LayerError(f"the layer's spec has unknown fields {', '.join(map(repr, surplus))}")
+            raise LayerError(f"the layer's spec has unknown fields {', '.join(map(ascii, surplus))}")
         biases = value["biases"]
         if not isinstance(biases, list) or not all(isinstance(name, str) for name in biases):
             raise LayerError("biases must be a list of projection names")

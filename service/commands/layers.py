@@ -16,6 +16,7 @@ import typer
 
 from service.commands.console import console
 from service.errors import LayerError, LayerMissing
+from service.layers.wording import about
 
 if TYPE_CHECKING:
     from service.layers.store import StoredLayer
@@ -102,10 +103,10 @@ def _save(stored: StoredLayer, layers_dir: Path, *, replace: bool) -> Parity:
             f'layer "{stored.name}" exists with other tensors or options, from {held.source}; '
             "choose another --name, or overwrite it with --replace"
         )
-    parity = _parity(stored, stored)
-    if not parity.is_close:
-        why = f"float32 is too far from its float64 reference, {parity}"
-        raise LayerError(f'layer "{stored.name}" is not stored: {why}')
+    with about(f'layer "{stored.name}" is not stored'):
+        parity = _parity(stored, stored)
+        if not parity.is_close:
+            raise LayerError(f"float32 is too far from its float64 reference, {parity}")
     store.save(stored)
     return parity
 

@@ -22,6 +22,7 @@ EVERYTHING = (*TOKENS, "query_rows", "value_rows")
 RELATIVE = "it uses relative positions, which a served layer does not support"
 ROTARY = "rotary layers are not served yet"
 TRANSFORMED = "it changes queries or keys between projection and product, which a served layer does not support"
+APPROXIMATE = "it computes sparse or approximate attention, which a served layer does not support"
 NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.)")
 
 
@@ -87,10 +88,7 @@ _MHA_COMMON = {
 }
 _MHA_OPTIONAL = (("in_proj_bias", "out_proj.bias"), ("bias_k", "bias_v"))
 _MHA_SEPARATE = {f"{letter}_proj_weight": (name,) for letter, name in zip("qkv", QKV_WEIGHT, strict=True)}
-_BERT = linears(*(f"attention.self.{name}" for name in PROJECTIONS[:3]), "attention.output.dense")
 _DISTILBERT = linears(*(f"attention.{name}_lin" for name in ("q", "k", "v", "out")))
-_ALBERT = linears(*(f"attention.{name}" for name in (*PROJECTIONS[:3], "dense")))
-_VIT = linears(*(f"attention.attention.{name}" for name in PROJECTIONS[:3]), "attention.output.dense")
 _ANNOTATED = linears(*(f"linears.{index}" for index in range(4)))
 _CAPITALS = linears("W_Q", "W_K", "W_V", "fc")
 _D2L = linears("W_q", "W_k", "W_v", "W_o")
@@ -126,7 +124,7 @@ FAMILIES = (
     ),
     Family(
         name="bert",
-        parts=_BERT,
+        parts=linears(*(f"attention.self.{name}" for name in PROJECTIONS[:3]), "attention.output.dense"),
         scope="attention.",
         ignored=("attention.output.LayerNorm.", "attention.self_attn_layer_norm."),
         refused={"attention.self.distance_embedding.": RELATIVE, "attention.self.rotary_embeddings.": TRANSFORMED},
@@ -134,7 +132,7 @@ FAMILIES = (
     Family(name="distilbert", parts=_DISTILBERT, scope="attention."),
     Family(
         name="albert",
-        parts=_ALBERT,
+        parts=linears(*(f"attention.{name}" for name in (*PROJECTIONS[:3], "dense"))),
         below=re.compile(r"(^|\.)albert_layers\.\d+\.$"),
         scope="attention.",
         ignored=("attention.LayerNorm.",),
@@ -143,7 +141,7 @@ FAMILIES = (
     ),
     Family(
         name="vit",
-        parts=_VIT,
+        parts=linears(*(f"attention.attention.{name}" for name in PROJECTIONS[:3]), "attention.output.dense"),
         scope="attention.",
         refused={"attention.attention.relative_position_bias.": RELATIVE},
         optional=(tuple(f"attention.attention.{name}.bias" for name in PROJECTIONS[:3]),),
@@ -162,7 +160,8 @@ FAMILY_NAMES = tuple(dict.fromkeys(family.name for family in FAMILIES))
 # Models that use a family's names but change attention by something outside the attention module.
 REFUSED_MODELS = {
     **dict.fromkeys(("roformer", "esm"), TRANSFORMED),
-    "layoutlmv3": RELATIVE,
+    **dict.fromkeys(("bros", "layoutlmv2", "layoutlmv3", "nezha"), RELATIVE),
+    **dict.fromkeys(("big_bird", "mra", "nystromformer", "yoso"), APPROXIMATE),
     **dict.fromkeys(("codegen", "gpt_neox", "gptj", "llama", "mistral", "qwen"), ROTARY),
     "gpt_bigcode": "its fused projection is ordered by heads, which the importer does not read",
 }

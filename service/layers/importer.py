@@ -22,6 +22,7 @@ from service.layers.families import (
     REFUSED_MODELS,
     RELATIVE,
     ROTARY,
+    TOKENS,
     Candidate,
     Family,
     Parts,
@@ -117,11 +118,9 @@ def _numbered(found: list[Candidate], layer: int, config: Config) -> list[Candid
         numbers = sorted({candidate.number for candidate in found if candidate.number is not None})
         matching = [candidate for candidate in found if candidate.number == layer]
     if layer not in numbers:
-        span = (
-            f"attention layers numbered {numbers[0]} to {numbers[-1]} ({len(numbers)} in all)"
-            if numbers
-            else "no attention layer with a number in its name"
-        )
+        span = "no attention layer with a number in its name"
+        if numbers:
+            span = f"attention layers numbered {numbers[0]} to {numbers[-1]} ({len(numbers)} in all)"
         raise LayerError(f"layer {bounded(str(layer), 20)} is out of range; the checkpoint has {span}")
     return matching
 
@@ -129,7 +128,8 @@ def _numbered(found: list[Candidate], layer: int, config: Config) -> list[Candid
 def _check_model(config: Config) -> None:
     """Raise LayerError if the config names a model whose attention differs in a way that no tensor of the module shows."""
     model = config.get("model_type")
-    if isinstance(model, str) and model in REFUSED_MODELS:
+    is_dense = model == "big_bird" and config.get("attention_type") == "original_full"
+    if isinstance(model, str) and model in REFUSED_MODELS and not is_dense:
         raise LayerError(f"model_type {model}: {REFUSED_MODELS[model]}")
     if config.get("position_embedding_type") not in (None, "absolute"):
         raise LayerError(f"position_embedding_type in config.json is not absolute: {RELATIVE}")
@@ -190,10 +190,7 @@ def derive_spec(
             raise LayerError(f"{num_heads} heads do not divide the {sizes[f'{name}_rows']} out features of {name}")
     head_width = sizes["query_rows"] // num_heads
     return LayerSpec(
-        query_width=sizes["query_width"],
-        key_width=sizes["key_width"],
-        value_width=sizes["value_width"],
-        out_width=sizes["out_width"],
+        **{width: sizes[width] for width in ("query_width", *TOKENS)},
         num_heads=num_heads,
         num_kv_heads=num_heads,
         head_width=head_width,

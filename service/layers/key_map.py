@@ -51,13 +51,16 @@ def parse_key_map(pairs: Iterable[str], fused: str | None = None) -> dict[str, s
 
 def mapped(key_map: Mapping[str, str], source: Source) -> Candidate:
     """Return the layer of the named keys and their biases, below the module that they share."""
+    keys = {role: key if key in source.entries else key.replace(COMPILED, "") for role, key in key_map.items()}
+    if len(set(keys.values())) < len(keys):
+        raise LayerError(f"--map names one key for two roles: {listed(keys.values())}")
     parts: dict[str, tuple[str, ...]] = {}
-    for role, given in key_map.items():
-        key = given.replace(COMPILED, "")
+    for role, key in keys.items():
         if key not in source.entries:
             weights = (known for known, entry in source.entries.items() if len(entry.shape) == 2)  # noqa: PLR2004
             near = difflib.get_close_matches(key[:500], itertools.islice(weights, 10_000), n=1, cutoff=0)
-            raise LayerError(f"it has no key {quoted(key)} (--map {role}); the nearest is {listed(near)}")
+            hint = f"; the nearest is {quoted(near[0])}" if near else ", and no matrix"
+            raise LayerError(f"it has no key {quoted(key)} (--map {role}){hint}")
         parts[key] = QKV_WEIGHT if role == "qkv" else (f"{role}.weight",)
         before, has_weight, after = key.rpartition("weight")
         if has_weight and (bias := f"{before}bias{after}") in source.entries:

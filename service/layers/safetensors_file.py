@@ -84,7 +84,7 @@ DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F
 MAX_HEADER_BYTES = 100_000_000  # of a file: the limit of the safetensors library
 MAX_DIMENSIONS = 8  # of a tensor that is read
 LENGTH_BYTES = 8
-# What the system answers if the path or the file is the cause; all else is short of descriptors or memory, or a failing disk.
+# Errors of which the path or the file is the cause; any other is a lack of descriptors or memory, or a failing disk.
 _FAULTS_OF_FILES = {errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ENXIO}
 MAX_RANK = 256  # no tensor has as many axes; the product of thousands of large sizes would take seconds
 # Every dtype of the format, because the sizes of tensors that are not read must be right as well.
@@ -188,9 +188,11 @@ def open_regular(path: str | os.PathLike[str], *, follow_links: bool = True) -> 
         raise LayerError("the file does not exist") from error
     except (OSError, ValueError) as error:  # ValueError: a path with a NUL
         raise opening_failed(error) from error
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise LayerError("the file is not a regular file")
+    with contextlib.ExitStack() as on_error:
+        on_error.callback(os.close, descriptor)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise LayerError("the file is not a regular file")
+        on_error.pop_all()
     return io.FileIO(descriptor, "rb")
 
 

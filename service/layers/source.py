@@ -58,12 +58,10 @@ def open_source(path: str | os.PathLike[str]) -> Source:
     label = Path(os.path.abspath(where)).name  # noqa: PTH100 - "." and ".." get their names, links keep theirs
     with about(f"source {quoted(label)}"):
         try:
-            if where.is_dir():
-                config, entries = _config(where), _directory_entries(where)
-            else:
-                entries, config = _file_entries(where)
-                if where.name in MODEL_FILES:
-                    config = _config(where.parent) or config
+            is_directory = where.is_dir()
+            entries, config = (_directory_entries if is_directory else _file_entries)(where)
+            if is_directory or where.name in MODEL_FILES:
+                config = _config(where if is_directory else where.parent) or config
         except (OSError, ValueError) as error:  # a parent without permission, a NUL in the path
             raise LayerError("the file or directory does not exist or cannot be opened") from error
     renamed = {key.replace(COMPILED, ""): entry for key, entry in entries.items()}
@@ -84,17 +82,17 @@ def _file_entries(path: Path) -> tuple[dict[str, Entry], dict[str, object] | Non
     raise LayerError(f"a source must be a directory or end in .safetensors, .npz, {', '.join(TORCH_SUFFIXES)}")
 
 
-def _directory_entries(directory: Path) -> dict[str, Entry]:
-    """Return the tensors of the first that exists: the single file, the index's shards, all *.safetensors, pytorch_model.bin."""
+def _directory_entries(directory: Path) -> tuple[dict[str, Entry], dict[str, object] | None]:
+    """Return the same of the first that exists: the single file, the index's shards, all *.safetensors, pytorch_model.bin."""
     single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
     if single.exists():
-        return _safetensors_entries(single)
+        return _file_entries(single)
     if index.exists():
-        return _indexed_entries(directory, index)
+        return _indexed_entries(directory, index), None
     if found := sorted(entry for entry in directory.iterdir() if entry.suffix == ".safetensors"):
-        return _joined_entries(found)
+        return _joined_entries(found), None
     if (directory / "pytorch_model.bin").exists():
-        return _torch_entries(directory / "pytorch_model.bin")[0]
+        return _file_entries(directory / "pytorch_model.bin")
     raise LayerError("the directory has neither *.safetensors nor pytorch_model.bin")
 
 
@@ -182,10 +180,13 @@ def _torch_entries(path: Path) -> tuple[dict[str, Entry], dict[str, object] | No
         warnings.simplefilter("ignore")  # torch warns of its own storage classes in files before 1.6
         # Only zip archives can be memory-mapped; then an import reads one layer.
         loaded: object = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
-    model_args = loaded.get("model_args") if isinstance(loaded, dict) else None
-    tensors = _state_dict(loaded)
+    tensors, config = _state_dict(loaded), loaded.get("model_args") if isinstance(loaded, dict) else None
     entries = {key: Entry(tuple(value.shape), functools.partial(_plain, key, value)) for key, value in tensors.items()}
-    return entries, model_args if isinstance(model_args, dict) else None
+    if not isinstance(config, dict):
+        return entries, None
+    if not all(isinstance(key, str) and not isinstance(value, torch.Tensor) for key, value in config.items()):
+        raise LayerError("the model_args of the torch file must be options by name, none of them a tensor")
+    return entries, config
 
 
 def _state_dict(loaded: object) -> dict[str, torch.Tensor]:
@@ -206,4 +207,7 @@ def _state_dict(loaded: object) -> dict[str, torch.Tensor]:
 def _plain(key: str, tensor: torch.Tensor) -> torch.Tensor:
     if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.dtype not in DTYPES.values():
         raise LayerError(f"{quoted(key)} is not a dense tensor of float16, bfloat16, float32 or float64")
-    return tensor.detach().clone(memory_format=torch.contiguous_format)
+    if tensor.untyped_storage().nbytes() < tensor.nbytes:  # a file of a kilobyte could ask for gigabytes
+        raise LayerError(f"{quoted(key)} repeats its numbers: the file holds fewer than its shape has")
+    with translated(f"{quoted(key)} cannot be read from the file"):
+        return tensor.detach().clone(memory_format=torch.contiguous_format)

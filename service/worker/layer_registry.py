@@ -147,7 +147,8 @@ class LayerRegistry:
         except EngineDown:
             raise
         except Exception as error:
-            raise LayerNotLoaded(f"{what}: there is no memory for it, or its first forward passes failed") from error
+            why = "there is no memory for it, or its first forward passes failed"
+            raise LayerNotLoaded(f"{what}: {error.message if isinstance(error, LayerNotLoaded) else why}") from error
 
     async def _read(self, thread: ThreadPoolExecutor, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         future = thread.submit(work, *args, **kwargs)

@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.attention.call import Call, TopK, WeightsWanted
+from service.attention.layer import Layer
 from service.attention.masks import Allowed, CombinedMask, Sizes, lengths
+from service.errors import LayerNotLoaded
 from tests import oracle
 from tests.attention_fixtures import (
     CPU,
@@ -33,6 +35,17 @@ from tests.strategies import calls, seeds, short_lengths, specs
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 6e-2, torch.float16: 1e-2}
 narrow_widths = st.integers(1, 40)
+
+
+@pytest.mark.parametrize(("value", "dtype"), [(1e5, torch.float16), (-1e39, torch.float32)], ids=["half", "single"])
+def test_a_layer_with_values_beyond_its_dtype_is_not_loaded(value, dtype):
+    """Every answer would be NaN."""
+    spec = make_spec(24, 3)
+    tensors = {name: tensor.double() for name, tensor in make_tensors(spec).items()}
+    tensors["key.bias"][3] = value
+    with pytest.raises(LayerNotLoaded, match=rf"^values of key\.bias exceed {str(dtype).removeprefix('torch.')}$"):
+        Layer(spec, tensors, dtype=dtype, device=CPU)
+    assert Layer(spec, tensors, dtype=torch.float64, device=CPU)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

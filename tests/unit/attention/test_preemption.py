@@ -31,6 +31,7 @@ from tests.attention_fixtures import (
     blas_keeps_rows,
     make_layer,
     make_spec,
+    make_tensors,
     randn,
     random_heads,
     same_answers,
@@ -236,6 +237,21 @@ def test_a_batch_that_arrives_while_another_is_preempted_runs_in_one_step():
             (beside,) = engine.run([small], is_inline=is_inline).result(10)
             assert same_answers(alone, beside)
         assert len(to_the_end(preempted.resume())[0]) == 1
+    finally:
+        engine.close()
+
+
+def test_a_load_goes_on_while_a_batch_is_preempted():
+    """Otherwise one step of it would run a batch, however long the batches are."""
+    spec = make_spec(24, 3)
+    engine = OneLayer(EngineOptions(CPU, torch.float32, step_s=0.0), spec)
+    try:
+        loading = engine.engine.load(spec, make_tensors(spec, seed=1))
+        future = engine.run([large_calls()["many sequences"]])
+        preempted = future.result(10)
+        assert isinstance(preempted, Steps)
+        assert loading.result(10).variants
+        to_the_end(preempted.resume())
     finally:
         engine.close()
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from service.attention.reference import added_by, attend, scaled_dot_product
 from tests import oracle
-from tests.attention_fixtures import as_arrays, make_tensors
+from tests.attention_fixtures import as_arrays, make_spec, make_tensors
 from tests.strategies import seeds, specs
 
 
@@ -24,6 +24,15 @@ def test_two_references_give_the_same_output_and_weights(spec, queries, keys, se
     found, found_weights = attend(spec, tensors, query[0], key[0], value[0])
     np.testing.assert_allclose(found, expected[0], rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(found_weights, weights[0], rtol=1e-12, atol=1e-14)
+
+
+def test_an_overflow_gives_no_warning():
+    """NumPy's warnings have paths, and commands print one line."""
+    spec, x = make_spec(4, 2), np.ones((3, 4))
+    tensors = {name: np.full(shape, 1e200) for name, shape in spec.tensor_shapes().items()}
+    assert np.isnan(attend(spec, tensors, x, x, x)[0]).all()
+    x = np.full((1, 1, 3, 4), 1e200)
+    assert np.isnan(scaled_dot_product((x, x, x), np.zeros(1), scale=1.0)[0]).all()
 
 
 @settings(max_examples=40, deadline=None)

@@ -21,6 +21,7 @@ from tests.attention_fixtures import (
     THREADS,
     Allocations,
     engine_mask,
+    full_weights,
     same_bits,
     same_weights,
     torch_threads,
@@ -224,6 +225,16 @@ def test_a_masked_row_is_zero_and_its_lse_is_the_sink(softcap, sinks):
     assert not found.output[:, :, 1].any()
     assert not found.weights[:, :, 1].any()
     assert found.lse[0, :, 1].tolist() == ([-math.inf] * 2 if sinks is None else sinks.tolist())
+
+
+@pytest.mark.parametrize(("sink", "row"), [(1e39, [0.0, 0.0]), (-1e39, [0.5, 0.5])])
+def test_a_finite_sink_beyond_float32_stays_finite(sink, row):
+    x = torch.ones(1, 1, 2, 4)
+    call = AttentionCall(x, x, x, 1.0, sinks=torch.tensor([sink], dtype=torch.float64), weights=ALL, has_lse=True)
+    found = answer(call)
+    assert full_weights(found)[0, 0].tolist() == [row, row]
+    assert found.lse is not None
+    assert torch.isfinite(found.lse).all()
 
 
 def test_weights_sum_to_one_and_to_less_with_a_sink():

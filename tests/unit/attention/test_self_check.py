@@ -9,7 +9,7 @@ from service.attention import engine as engine_module
 from service.attention import kernels, projection
 from service.attention.call import Answer, Call
 from service.attention.engine import EngineOptions
-from service.attention.layer import Layer
+from service.attention.layer import MAX_ROWS, Layer
 from service.attention.self_check import SAME_LENGTHS, checks, sample_calls
 from tests.attention_fixtures import (
     CPU,
@@ -123,6 +123,21 @@ def test_every_size_of_a_product_is_checked(monkeypatch, key_width):
     assert keeps_bits(layer)
     checked = [one for one in (*layer._inputs, layer._fused, layer._output) if one is not None]
     assert [met[id(one)] for one in checked] == [set(projection.SIZES)] * len(checked)
+
+
+@pytest.mark.parametrize("spec", [make_spec(24, 3), make_spec(24, 3, key_width=10)], ids=["equal", "unequal"])
+def test_a_step_is_one_pass(monkeypatch, spec):
+    """Batches wait for it, and a pass of 1,024 rows through a layer 4,096 wide takes a second."""
+    run_pass, rows = Layer._run_pass, []
+
+    def noting(self, calls, sort_keys):
+        rows.append(sum(call.query.shape[1] for call in calls))
+        return run_pass(self, calls, sort_keys)
+
+    monkeypatch.setattr(Layer, "_run_pass", noting)
+    num_passes = [len(rows) for _ in checks(make_layer(spec))]
+    assert num_passes == list(range(1, len(num_passes) + 1))
+    assert MAX_ROWS * 3 // 4 < max(rows) <= MAX_ROWS
 
 
 @pytest.mark.parametrize("length", SAME_LENGTHS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 
@@ -36,6 +37,7 @@ def test_a_spec_survives_a_round_trip_through_json(spec):
         ("value_head_width", 0),
         ("scale", 0.0),
         ("scale", -1.0),
+        ("scale", 1e-46),
         ("scale", 1e300),
         ("scale", float("inf")),
         ("scale", float("nan")),
@@ -55,6 +57,12 @@ def test_a_contradictory_spec_is_refused(field, value):
     """Three heads cannot share two key/value heads; a layer without an output projection has no output bias."""
     with pytest.raises(LayerError):
         LayerSpec.from_json({**SPEC.to_json(), field: value})
+
+
+@pytest.mark.parametrize("scale", [1e-45, 3.4e38])
+def test_the_least_and_the_largest_scale_are_finite_and_not_0_in_float32(scale):
+    assert LayerSpec.from_json({**SPEC.to_json(), "scale": scale}).scale == scale
+    assert 0 < np.float32(scale) < np.inf
 
 
 def test_a_layer_without_output_projection_is_as_wide_as_its_heads_together():

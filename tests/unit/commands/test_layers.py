@@ -104,6 +104,10 @@ def test_a_layer_that_float32_cannot_compute_is_not_stored(run_command, tmp_path
     assert err.startswith(
         'attention-service: layer "huge" is not stored: float32 is too far from its float64 reference, max abs error'
     )
+    beyond = {key: value * 1e10 for key, value in tensors.items()}
+    err = run_command("import", file(tmp_path, beyond), "--name", "huge", "--heads", 3)[2]
+    assert err.startswith('attention-service: layer "huge" is not stored: values of query.weight, key.weight')
+    assert err.endswith(" exceed float32\n")
     assert not (tmp_path / "layers").exists()
 
 

@@ -120,16 +120,26 @@ def test_impossible_weights_are_refused_by_name(tmp_path):
         ({"position_embedding_type": "relative_key"}, "relative positions"),
         ({"position_embedding_type": ["rotary"]}, "relative positions"),
         ({"model_type": "roformer"}, "model_type roformer: it changes queries or keys"),
+        ({"model_type": "roformer", "attention_type": "original_full"}, "it changes queries or keys"),
         ({"model_type": "layoutlmv3"}, "relative positions"),
+        ({"model_type": "nezha"}, "relative positions"),
+        ({"model_type": "bros"}, "relative positions"),
+        ({"model_type": "yoso"}, "model_type yoso: it computes sparse or approximate attention"),
+        ({"model_type": "big_bird", "attention_type": "block_sparse"}, "sparse or approximate attention"),
     ],
 )
 def test_a_config_of_another_attention_is_refused(tmp_path, config, why):
-    """RoFormer's rotation and LayoutLM's bias leave no key inside the module."""
+    """RoFormer's rotation, LayoutLM's bias, NEZHA's distances and YOSO's hashes leave no key inside the module."""
     path = save_directory(tmp_path / "d", bert(1), {"num_attention_heads": 2, **config})
     assert why in refused_import(path)
     plain = {"num_attention_heads": 2, "position_embedding_type": "absolute", "model_type": ["?"]}
     (path / "config.json").write_text(json.dumps(plain))
     assert import_layer(path, name="x")
+
+
+def test_a_config_may_ask_big_bird_for_dense_attention(tmp_path):
+    config = {"num_attention_heads": 2, "model_type": "big_bird", "attention_type": "original_full"}
+    assert import_layer(save_directory(tmp_path / "d", bert(1), config), name="x").spec.num_heads == 2
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,8 @@ def test_a_checkpoint_of_nanogpt_gives_the_output_of_its_own_attention(tmp_path,
     model_args = {"n_layer": 2, "n_head": heads, "n_embd": width, "bias": bias}
     torch.save({"model": tensors, "model_args": model_args, "best_val_loss": torch.tensor(3.1), "iter_num": 7}, path)
     renamed = shutil.copy(path, tmp_path / "pytorch_model.bin")  # a config.json would win; there is none
-    assert import_layer(renamed, name="x", layer=0).spec.num_heads == heads
+    for source in (renamed, tmp_path):
+        assert import_layer(source, name="x", layer=0).spec.num_heads == heads
     for number, module in enumerate(modules):
         layer = import_layer(path, name="x", layer=number)
         assert layer.source == f"ckpt.pt transformer.h.{number}.attn (nanogpt)"

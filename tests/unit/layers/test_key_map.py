@@ -69,6 +69,19 @@ def test_compiled_names_may_be_given_as_the_file_has_them(tmp_path):
         assert import_layer(path, name="x", heads=3, key_map={role: before + key for role, key in SEPARATE.items()})
 
 
+def test_compiled_names_are_other_keys_only_if_the_file_has_both(tmp_path):
+    """Else one key under two names is one key."""
+    tensors = separate(12)
+    key_map = {**SEPARATE, "key": f"_orig_mod.{SEPARATE['query']}"}
+    path = save_safetensors(tmp_path / "x.safetensors", tensors)
+    assert "--map names one key for two roles: 'enc.0.mix.a.weight', 'enc.0.mix.a.weight'" in refused_import(
+        path, heads=3, key_map=key_map
+    )
+    other = random(12, 12, seed=7)
+    save_safetensors(path, {**tensors, key_map["key"]: other})
+    assert torch.equal(import_layer(path, name="x", heads=3, key_map=key_map).tensors["key.weight"], other)
+
+
 @pytest.mark.parametrize(("width", "heads"), SIZES)
 def test_an_unknown_key_is_refused_with_the_nearest_one(tmp_path, width, heads):
     path = save_safetensors(tmp_path / "x.safetensors", separate(width))
@@ -76,6 +89,10 @@ def test_an_unknown_key_is_refused_with_the_nearest_one(tmp_path, width, heads):
         assert refused_import(path, heads=heads, key_map={**SEPARATE, "value": wrong}) == (
             f"source 'x.safetensors': it has no key '{wrong}' (--map value); the nearest is 'enc.0.mix.c.weight'"
         )
+    save_safetensors(path, {"enc.0.mix.a.bias": random(width)})
+    assert refused_import(path, heads=heads, key_map=SEPARATE).endswith(
+        "it has no key 'enc.0.mix.a.weight' (--map query), and no matrix"
+    )
 
 
 @pytest.mark.parametrize(("width", "heads"), SIZES)

@@ -50,6 +50,13 @@ def test_an_address_is_not_a_source(path):
     assert message.isprintable()
 
 
+@pytest.mark.parametrize("model_args", [{1: 2}, {"rope_scale": torch.ones(3)}, {"n_head": torch.tensor(2)}], ids=str)
+def test_model_args_that_are_no_options_are_refused(tmp_path, model_args):
+    path = tmp_path / "ckpt.pt"
+    torch.save({"model": {"W_q": torch.ones(2, 2)}, "model_args": model_args}, path)
+    assert refused_source(path).endswith("model_args of the torch file must be options by name, none of them a tensor")
+
+
 @pytest.mark.parametrize("name", ["x.safetensors", "x.npz", "x.pt", "x.pth", "x.bin"])
 @pytest.mark.parametrize(
     "content", [b"", b"\0" * 64, b"PK\x03\x04" + bytes(64), b"\x80\x02}q\x00.", b"\x93NUMPY", b"{}" * 99]
@@ -105,6 +112,27 @@ def test_unusual_tensors_are_refused_by_name(tmp_path):
     for key in odd:
         with pytest.raises(LayerError, match=f"'{key}' is not a dense tensor"):
             source.entries[key].read()
+
+
+def test_a_tensor_that_repeats_its_numbers_is_refused(tmp_path):
+    """A file of a kilobyte could ask for gigabytes; a part of a larger storage is read."""
+    torch.save({"long": torch.ones(1).expand(2**15, 2**15), "part": torch.ones(9)[3:5]}, tmp_path / "x.pt")
+    entries = open_source(tmp_path / "x.pt").entries
+    with pytest.raises(LayerError, match=r"^'long' repeats its numbers"):
+        entries["long"].read()
+    assert entries["part"].read().tolist() == [1.0, 1.0]
+
+
+def test_a_lack_of_memory_for_a_tensor_is_one_sentence(tmp_path, monkeypatch):
+    torch.save({"w": torch.ones(2)}, tmp_path / "x.pt")
+    read = open_source(tmp_path / "x.pt").entries["w"].read
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("can't allocate memory")
+
+    monkeypatch.setattr(torch.Tensor, "clone", fail)
+    with pytest.raises(LayerError, match=r"^'w' cannot be read from the file$"):
+        read()
 
 
 def test_an_archive_with_unexpected_members_is_refused(tmp_path):

@@ -245,6 +245,7 @@ def test_loading_keeps_no_reference_to_the_file(store):
 def test_a_fault_of_the_machine_is_no_fault_of_the_file(store, monkeypatch, call, code):
     """A client repeats a change that fails with LayerNotLoaded; after a LayerError somebody must mend the file."""
     store.save(stored())
+    descriptors = len(list(Path("/proc/self/fd").iterdir()))
 
     def fail(*_: object, **__: object) -> None:
         raise OSError(code, os.strerror(code))
@@ -256,6 +257,7 @@ def test_a_fault_of_the_machine_is_no_fault_of_the_file(store, monkeypatch, call
             patched.setattr(os, call, fail)
         with pytest.raises(LayerNotLoaded, match=r'^layer "tiny": '):
             store.load("tiny")
+    assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
 
 
 @pytest.mark.parametrize("code", [errno.EACCES, errno.ELOOP, errno.ENXIO], ids=errno.errorcode.get)

@@ -89,8 +89,9 @@ def rewritten(store: Store, *, tensors=None, metadata=None, **fields) -> str:
         ({"has_output": 1}, "must be true or false"),
         ({"more": 1}, "unknown fields 'more'"),
         ({"x" * 10_000: 1}, "unknown fields"),
+        ({"\u05d0\u00e9": 1}, r"unknown fields '\\u05d0\\xe9'$"),
     ],
-    ids=range(31),
+    ids=range(32),
 )
 def test_a_spec_that_does_not_match_the_tensors_is_refused(store, fields, why):
     """F4, F15: the message names the keys at fault and is bounded however long they are."""

@@ -39,14 +39,14 @@ class Directory:
 
 
 class Engine:
-    """Loads at once, or fails if `has_room` is false."""
+    """Loads at once, or fails with `error`."""
 
     def __init__(self) -> None:
-        self.has_room = True
+        self.error: Exception | None = None
 
     def load(self, spec: Any, tensors: Any) -> Future[Any]:
         done: Future[Any] = Future()
-        done.set_result(object()) if self.has_room else done.set_exception(RuntimeError("out of memory"))
+        done.set_result(object()) if self.error is None else done.set_exception(self.error)
         return done
 
     def release(self) -> None:
@@ -166,12 +166,19 @@ def test_a_file_that_changes_during_prepare_is_only_an_objection_D1(room, found,
     assert (room.served, room.registry.refusal, room.registry.fault) == (SETTLED.layers, None, None)
 
 
-def test_a_layer_that_exhausts_the_memory_is_no_objection_to_its_file(room):
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (RuntimeError("out of memory"), "there is no memory for it, or its first forward passes failed"),
+        (LayerNotLoaded("values of key.weight exceed float16"), "values of key.weight exceed float16"),
+    ],
+    ids=["memory", "range"],
+)
+def test_a_layer_that_the_engine_cannot_load_is_no_objection_to_its_file(room, error, why):
     room.directory.files["a"] = "new"
-    room.engine.has_room = False
+    room.engine.error = error
     room.apply(SETTLED.prepare("a", "new"))
-    reason = 'layer "a": there is no memory for it, or its first forward passes failed'
-    assert room.registry.refusal == Refusal(reason, is_file_changed=False, code="layer_not_loaded")
+    assert room.registry.refusal == Refusal(f'layer "a": {why}', is_file_changed=False, code="layer_not_loaded")
     assert room.served == SETTLED.layers
 
 
