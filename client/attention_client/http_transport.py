@@ -37,7 +37,6 @@ FIRST_WAIT_S = 0.1
 MAX_WAIT_S = 5.0
 SPREAD = 0.5
 _TRANSIENT = (ConnectionFailed, Refused, EngineDown)
-_FOR_EVER_S = 1e9
 
 Result = TypeVar("Result")
 
@@ -55,9 +54,8 @@ class Deadline:
         return self._end - self._now()
 
     def left_ms(self) -> int | None:
-        """Return the whole milliseconds left, at least 1; None without a deadline, or if it is decades away."""
-        left_s = self.left_s()
-        return None if left_s > _FOR_EVER_S else max(1, int(left_s * 1000))
+        """Return the whole milliseconds left, at least 1; None without a deadline."""
+        return None if self.timeout_s is None else max(1, int(self.left_s() * 1000))
 
 
 class RetryPolicy:
@@ -104,9 +102,7 @@ class HttpTransport:
             headers=headers,
             # The deadline covers the whole attempt; the connect timeout only gives up earlier on a host that drops packets.
             timeout=httpx2.Timeout(None, connect=CONNECT_TIMEOUT_S),
-            limits=httpx2.Limits(
-                max_connections=options.max_connections, max_keepalive_connections=options.max_connections
-            ),
+            limits=httpx2.Limits(max_connections=options.max_connections),
             transport=options.transport,
         )
 
@@ -160,10 +156,8 @@ class HttpTransport:
             raise RuntimeError("a client belongs to the event loop that it was first used in; make one for each loop")
 
     async def _retried(self, call: Call[Any], deadline: Deadline, request_id: str) -> Reply:
-        policy = RetryPolicy(deadline, self._draw)
-        async for attempt in stamina.retry_context(
-            policy, attempts=call.attempts or self._options.attempts, timeout=None
-        ):
+        policy, attempts = RetryPolicy(deadline, self._draw), call.attempts or self._options.attempts
+        async for attempt in stamina.retry_context(policy, attempts=attempts, timeout=None):
             with attempt:
                 return check(await self._once(call, deadline, request_id))
         raise AssertionError("stamina raises what the last attempt raised. This is a bug.")
@@ -180,8 +174,8 @@ class HttpTransport:
                 is_ok = got.status_code == OK
                 content = await _content(got, max_bytes if is_ok else MAX_PROBLEM_BYTES)
         except Exception as failure:  # noqa: BLE001 (raised as another)
-            name = type(failure).__name__
-            failed = ConnectionFailed(f"no answer from {self._address}: {name}. Is the service running there?")
+            why = f"{type(failure).__name__}. Is the service running there?"
+            failed = ConnectionFailed(f"no answer from {self._address}: {why}")
             # One of a lower library, a socket or the caller's transport is chained, because it may be a bug there.
             raise failed from (None if isinstance(failure, httpx2.HTTPError | httpx2.InvalidURL) else failure)
         if content is None and is_ok:

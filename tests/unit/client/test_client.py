@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import types
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, assert_type
@@ -150,6 +151,7 @@ def test_top_k_has_its_three_parts(face):
     [
         ((np.zeros((2, 3), int),), {}, errors.BadDtype),
         (([[1.0]],), {}, errors.InvalidInput),
+        ((None, X), {}, errors.InvalidInput),
         ((X,), {"masks": [np.ones((3, 3), bool)]}, errors.MaskKindRequired),
         ((X,), {"masks": [masks.attend(np.array(["a"]))]}, errors.BadDtype),
         ((X,), {"masks": masks.causal()}, errors.InvalidInput),
@@ -264,7 +266,8 @@ def test_ready_is_true_only_for_a_200_and_is_not_retried(face, answer, is_ready)
 def test_a_json_request_is_sent_unchanged(face):
     service = Answering()
     body = {"query": [[1.0]], "masks": [{"kind": "causal"}]}
-    assert face(service).attend_json("small", body) == {"echo": body}
+    for given in (body, types.MappingProxyType(body)):
+        assert face(service).attend_json("small", given) == {"echo": body}
     assert service.seen[0].headers["content-type"] == "application/json"
 
 
@@ -366,8 +369,9 @@ def test_a_failed_item_raises_in_its_turn(face):
 
 def test_errors_may_be_returned_in_place_of_answers(face):
     service = Answering(problem_of(422, "non_finite"))
-    found = list(face(service).attend_many("small", [X, np.zeros(3, np.int64), X], window=1, on_error="yield"))
-    assert [type(outcome) for outcome in found] == [errors.NonFinite, errors.BadDtype, Answer]
+    items: list[Any] = [X, np.zeros(3, np.int64), X, None]
+    found = list(face(service).attend_many("small", items, window=1, on_error="yield"))
+    assert [type(outcome) for outcome in found] == [errors.NonFinite, errors.BadDtype, Answer, errors.InvalidInput]
 
 
 @pytest.mark.parametrize(
