@@ -64,7 +64,8 @@ def started(
             error.add_note(f"item {number} of attend_many")
             if on_error == "raise":
                 raise
-            return error
+            error.__context__ = None  # frames would keep the request for as long as the caller keeps the error
+            return error.with_traceback(None)
 
     return outcome()
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import types
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, assert_type
@@ -372,6 +373,21 @@ def test_errors_may_be_returned_in_place_of_answers(face):
     items: list[Any] = [X, np.zeros(3, np.int64), X, None]
     found = list(face(service).attend_many("small", items, window=1, on_error="yield"))
     assert [type(outcome) for outcome in found] == [errors.NonFinite, errors.BadDtype, Answer, errors.InvalidInput]
+
+
+def test_an_error_that_is_returned_keeps_no_query(face):
+    async def silent(request):
+        await asyncio.sleep(60)
+
+    queries: list[Any] = [X.copy(), X.copy(), X.copy(), X.astype(int)]
+    watched = [weakref.ref(query) for query in queries]
+    service = Answering(problem_of(422, "bad_shape"), httpx2.ConnectError("x"), silent)
+    items = (queries.pop(0) for _ in watched)
+    found = list(face(service, attempts=1).attend_many("small", items, timeout_s=0.05, window=1, on_error="yield"))
+    kinds = [errors.BadShape, errors.ConnectionFailed, errors.DeadlineExceeded, errors.BadDtype]
+    assert [type(outcome) for outcome in found] == kinds
+    gc.collect()
+    assert not any(ref() is not None for ref in watched)
 
 
 @pytest.mark.parametrize(
