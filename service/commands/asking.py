@@ -120,8 +120,7 @@ def asking(where: Path | str, api_key: str | None = None) -> Iterator[Ask]:
     except attention_client.BadAnswer as error:
         raise AskFailed(f"{without_password(where)} does not answer as the service does: {error.message}") from None
     except attention_client.ServiceError as error:
-        prefix = f"{error.status} {error.code}: " if error.status else ""
-        raise AskFailed(prefix + error.message) from None
+        raise AskFailed((f"{error.status} {error.code}: " if error.status else "") + error.message) from None
 
 
 def _computed(engine: Engine, model: Served, body: dict[str, Any]) -> Reply:

@@ -73,9 +73,7 @@ def import_(
     layers_dir: LayersDir = LAYERS_DIR,
 ) -> None:
     """Import one attention layer of a checkpoint into the layer directory."""
-    chosen: dict[str, Any] = dict(
-        layer=layer, prefix=prefix, family=family, heads=heads, add_zero_attn=add_zero_attn, scale=scale
-    )
+    chosen: Any = dict(layer=layer, prefix=prefix, family=family, heads=heads, add_zero_attn=add_zero_attn, scale=scale)
     (path,), pairs = separated(context, [str(source)], map_)
     with console(stderr=True).status("importing …"):
         from service.layers.importer import import_layer  # torch takes seconds to import
@@ -186,9 +184,7 @@ def check(
     layers_dir: LayersDir = LAYERS_DIR,
 ) -> None:
     """Compare a stored layer with its source: print the largest absolute errors of output and weights."""
-    chosen: dict[str, Any] = dict(
-        layer=layer, prefix=prefix, family=family, heads=heads, add_zero_attn=add_zero_attn, scale=scale
-    )
+    chosen: Any = dict(layer=layer, prefix=prefix, family=family, heads=heads, add_zero_attn=add_zero_attn, scale=scale)
     (name, path), pairs = separated(context, [name, str(source)], map_)
     with console(stderr=True).status("checking …"):
         from service.layers.importer import import_layer

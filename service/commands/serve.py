@@ -216,10 +216,7 @@ def _server(
     from service.worker.server import Server
     from service.worker.service import Service
 
-    def leave(exit_code: int) -> None:
-        server.leave(exit_code)
-
-    service = Service(settings, telemetry, channel, leave, restore=restore)
+    service = Service(settings, telemetry, channel, lambda code: server.leave(code), restore=restore)  # noqa: PLW0108 (made below)
     times = dict(delay_s=settings.drain_delay_s, grace_s=settings.shutdown_grace_s)
     tls = settings.tls_cert_file, settings.tls_key_file
     server = Server(build(service), service, listener, transport_limits(settings), **times, tls=tls)
