@@ -48,6 +48,22 @@ def test_a_redirect_is_not_followed():
     assert asked == ["/readyz"]
 
 
+def test_an_address_with_a_path_keeps_it():
+    with answering(200, READY) as (url, asked):
+        assert ask(f"{url}/attention/", 4) == (True, "ready")
+    assert asked == ["/attention/readyz"]
+
+
+@pytest.mark.parametrize(
+    "url", ["http://me:pa/ss@127.0.0.1:x", "ftp://me:pa/ss@127.0.0.1", "http://me:pass@127.0.0.1:1"]
+)
+def test_a_password_in_the_url_is_not_printed(url, monkeypatch, capfd):
+    code, out, err = run_command(["--url", url], monkeypatch, capfd)
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert "127.0.0.1" in err
+    assert "ss" not in err.replace("address", "").replace("does not", "")
+
+
 def test_a_refused_connection_is_not_ready():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -101,7 +117,12 @@ HOSTS = [
 
 @pytest.mark.parametrize(
     "url",
-    ["127.0.0.1:8000", "ftp://127.0.0.1", *(f"{scheme}://{host}" for host in HOSTS for scheme in ("http", "https"))],
+    [
+        "127.0.0.1:8000",
+        "ftp://127.0.0.1",
+        "http://127.0.0.1/é",
+        *(f"{scheme}://{host}" for host in HOSTS for scheme in ("http", "https")),
+    ],
 )
 def test_an_invalid_url_is_refused_and_named(url):
     with pytest.raises(InvalidInput) as run_command:
