@@ -89,8 +89,8 @@ def main() -> None:
         if message := error.format_message():
             sys.stderr.write(f"attention-service: {message}\n")
         raise SystemExit(2) from None
-    except ServiceError as error:
-        sys.stderr.write(f"attention-service: {error.message}\n")
+    except (ServiceError, MemoryError) as error:
+        sys.stderr.write(f"attention-service: {getattr(error, 'message', 'the memory does not suffice')}\n")
         raise SystemExit(1) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None

@@ -174,8 +174,8 @@ def show(
     """Draw one head's attention weights as a heat map."""
     from service.commands.asking import asking
 
-    if (layer is None) == (weights is None):
-        raise InvalidInput("give either a layer or --weights FILE")
+    if (layer is None) == (weights is None) or (weights and any((query, key, value, request, causal, mask))):
+        raise InvalidInput("give either a layer or --weights FILE, and arrays, a request and masks only with a layer")
     if weights is not None:
         drawn, title = _stored_head(weights, sequence, head)
     else:
@@ -207,12 +207,11 @@ def _body(
     """
     from service.commands.asking import load_array, tensor_field
 
-    if (request is None) == (files["query"] is None):
-        raise InvalidInput("give either --query FILE.npy or --request FILE.json")
-    if request is not None:
-        body = _json(request)
-    else:
-        body = {name: tensor_field(load_array(path)) for name, path in files.items() if path is not None}
+    given = {name: path for name, path in files.items() if path is not None}
+    if given if request is not None else "query" not in given:
+        raise InvalidInput("give either --query FILE.npy, perhaps with --key and --value, or --request FILE.json")
+    body = {} if request is None else _json(request)
+    body |= {name: tensor_field(load_array(path)) for name, path in given.items()}
     added = [_fields("kind", text) for text in masks or ()]
     if causal is not None:
         added.append({"kind": "causal", "align": causal})
@@ -239,9 +238,9 @@ def _fields(first: str, text: str) -> dict[str, Any]:
     for word in text.split():
         name, sign, value = word.partition("=")
         is_first = not found
-        if is_first == bool(sign):  # the first word alone has no "="
+        if is_first == bool(sign) or name in found:  # the first word alone has no "="
             raise InvalidInput(
-                f'"{word}" is not understood: write a {first} and then name=value, with blanks between them'
+                f'"{word}" is not understood: write a {first} and then name=value, each once, with blanks between them'
             )
         if is_first:
             found[first] = word

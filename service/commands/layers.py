@@ -90,7 +90,7 @@ def _save(stored: StoredLayer, layers_dir: Path, *, replace: bool) -> Parity:
 
     store = Store(layers_dir)
     try:
-        held = None if replace else store.load(stored.name)
+        held = None if replace or not layers_dir.is_dir() else store.load(stored.name)
     except LayerMissing:
         held = None
     except LayerError as error:
@@ -153,6 +153,8 @@ def _row(path: Path) -> tuple[str, ...]:
     import orjson
 
     try:
+        if not path.is_file():  # opening a named pipe would wait for a writer
+            raise LayerError("the file is not a regular file")
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
             head = orjson.loads(file.read(min(size, MAX_HEAD_BYTES)))

@@ -121,7 +121,7 @@ def _arrays(case: CaseFile) -> Iterator[tuple[str, str, Arrays]]:
 def _rows(array: np.ndarray, layout: str, heads: int | None) -> np.ndarray:
     """Return [B, H, L, d], or an empty array if it does not fit the layout."""
     axes = layout
-    if layout == "packed" and heads and array.ndim in LAYOUTS and array.shape[-1] % heads == 0:
+    if layout == "packed" and heads and array.ndim in LAYOUTS and array.size and array.shape[-1] % heads == 0:
         axes, array = "blhd"[3 - array.ndim :], array.reshape(*array.shape[:-1], heads, -1)
     if axes == "packed" or array.ndim != len(axes) or 0 in array.shape:
         return np.empty((0, 1, 0, 0))

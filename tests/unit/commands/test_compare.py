@@ -173,6 +173,14 @@ def test_tensors_of_a_rank_that_no_layout_has_are_one_sentence(path, rank, fixed
         CliRunner().invoke(app, ["compare", str(path), "--local"], catch_exceptions=False)
 
 
+@pytest.mark.parametrize("shape", [(0, 2), (2, 0), (0, 2, 4), (2, 0, 4), (0, 0)])
+def test_tensors_without_numbers_are_one_sentence(path, shape):
+    raws = dict.fromkeys(("query", "key", "value", "output"), Raw("float32", np.ones(shape, np.float32)))
+    path.write_bytes(write(raws, {"request": '{"num_heads": 2}'}))
+    with pytest.raises(ServiceError, match="no layout fits query"):
+        CliRunner().invoke(app, ["compare", str(path), "--local"], catch_exceptions=False)
+
+
 @pytest.mark.parametrize("name", ["case[v2]", "[red]case[", ":key:"])
 def test_the_name_of_the_case_is_printed_as_it_is(tmp_path, name):
     """What rich calls markup is text in a name."""
