@@ -147,12 +147,10 @@ def _computed(engine: Engine, model: Served, body: dict[str, Any]) -> Reply:
 def _reply(found: dict[str, Any]) -> Reply:
     """Return the reply in the JSON object of an answer; raises BadAnswer if another program than the service made it."""
     match found:
-        case {"output": output, "weights": None}:
-            fields = {"output": output}
         case {"output": output, "weights": {"values": values, "indices": indices, "rest": rest}}:
             fields = {"output": output, "values": values, "indices": indices, "rest": rest}
         case {"output": output, "weights": weights}:
-            fields = {"output": output, "weights": weights}
+            fields = {"output": output} | ({} if weights is None else {"weights": weights})
         case _:
             raise attention_client.BadAnswer(_FOREIGN)
     fields |= {name: found[name] for name in EXTRAS if found.get(name) is not None}

@@ -183,12 +183,10 @@ def show(
         with asking(layers_dir if local else service_url(url), api_key) as ask:
             drawn = _asked_head(ask, layer, body, sequence, head or 0)
         title = f"{layer}, head {head or 0}"
-    _print_map(drawn, tokens, key_tokens, title, use_legend=legend)
+    _draw_map(drawn, tokens, key_tokens, title, use_legend=legend)
 
 
-def _print_map(
-    weights: np.ndarray, tokens: str | None, key_tokens: str | None, title: str, *, use_legend: bool
-) -> None:
+def _draw_map(weights: np.ndarray, tokens: str | None, key_tokens: str | None, title: str, *, use_legend: bool) -> None:
     from service.commands.heat_map import draw
 
     rows, columns = weights.shape
@@ -255,16 +253,19 @@ def _fields(first: str, text: str) -> dict[str, Any]:
 
 
 def _json(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; raises InvalidInput, or the service's error for a duplicate key, which orjson drops."""
     import orjson
 
+    from service.wire.json_document import parse
+
     try:
-        body = orjson.loads(path.read_bytes())
+        raw = path.read_bytes()
+        body: dict[str, Any] = orjson.loads(raw)
     except OSError as error:
         raise InvalidInput(f"{path} cannot be read: {error.strerror}") from None
     except orjson.JSONDecodeError:
         raise InvalidInput(f"{path} is not a JSON file") from None
-    if not isinstance(body, dict):
-        raise InvalidInput(f"{path} must hold one JSON object")
+    parse(raw, max_depth=1024, max_numbers=2**62)
     return body
 
 

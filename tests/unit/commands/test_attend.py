@@ -192,6 +192,24 @@ def test_a_missing_file_is_one_sentence_with_its_path(tmp_path, monkeypatch, arg
         run(*arguments)
 
 
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ('{"query": [[1]], "query": [[2]], "key": [[1]], "value": [[1]]}', "has a duplicate key$"),
+        (
+            '{"query": [[1]], "key": [[1]], "value": [[1]], "masks": [{"kind": "attend", "kind": "ignore"}]}',
+            "duplicate key$",
+        ),
+        ("[[1]]", "must be a JSON object$"),
+        ("5", "must be a JSON object$"),
+    ],
+)
+def test_a_request_file_is_refused_for_what_the_service_refuses_in_a_body(tmp_path, content, words):
+    (tmp_path / "body.json").write_text(content, encoding="utf-8")
+    with pytest.raises(ServiceError, match=words):
+        run("attention", "--request", tmp_path / "body.json", "--local")
+
+
 def archive(compressed: bytes) -> bytes:
     """An .npz file whose one array has these bytes instead of its own."""
     made, array = io.BytesIO(), np.ones((2, 4), np.float32)
