@@ -79,10 +79,10 @@ def torch_mha(
         query, key, value = query.swapaxes(0, 1), key.swapaxes(0, 1), value.swapaxes(0, 1)
     found = []
     if attn_mask is not None:
-        tables = (query.shape[0] if is_batch else 1) * num_heads
-        if len(shape := shape_of(attn_mask, "attn_mask")) == 3 and shape[0] != tables:  # noqa: PLR2004
-            raise BadShape(f"attn_mask must be [L, S] or [{tables}, L, S], got {list(shape)}")
         found.append(masks.attn_mask(attn_mask, num_heads))
+        tables = (query.shape[0] if is_batch else 1) * num_heads
+        if len(attn_mask.shape) == 3 and attn_mask.shape[0] != tables:  # noqa: PLR2004
+            raise BadShape(f"attn_mask must be [L, S] or [{tables}, L, S], got {list(attn_mask.shape)}")
     if key_padding_mask is not None:
         if len(shape := shape_of(key_padding_mask, "key_padding_mask")) != 1 + is_batch:
             raise BadShape(f"key_padding_mask must be {'[B, S]' if is_batch else '[S]'}, got {list(shape)}")
@@ -112,7 +112,7 @@ def onnx(
     if qk_matmul_output_mode not in (None, 0, 1, 2, 3):
         raise InvalidInput(f"qk_matmul_output_mode must be 0, 1, 2 or 3, got {qk_matmul_output_mode}")
     rows, keys = (array.shape[-2] for array in (Q, K))
-    past = 0 if past_key is None else shape_of(past_key, "past_key")[-2]
+    past = 0 if past_key is None else (0, 0, *shape_of(past_key, "past_key"))[-2]  # the service refuses other ranks
     found = _flags_or_bias(_all_keys(attn_mask, past + keys), _from_right("bhls"))
     offset: int | list[int] = past
     if nonpad_kv_seqlen is not None:
@@ -260,7 +260,7 @@ def _all_keys(mask: Any, keys: int) -> Any:
         return mask
     if not isinstance(mask, np.ndarray):
         raise InvalidInput(f"an attn_mask with fewer keys than {keys} must be a NumPy array")
-    blocked = False if mask.dtype == bool else -np.inf
+    blocked = -np.inf if "float" in mask.dtype.name else False  # integers are refused later
     return np.pad(mask, [(0, 0)] * (mask.ndim - 1) + [(0, short)], constant_values=blocked)
 
 
