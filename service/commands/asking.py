@@ -78,6 +78,8 @@ def load_array(path: Path, name: str | None = None) -> np.ndarray:
                 found = found[name if name in found or len(found) != 1 else next(iter(found))]
     except OSError as error:
         raise InvalidInput(f"{path} cannot be read: {error.strerror or error}") from None
+    except KeyError:
+        raise InvalidInput(f"{path} has no array called {name}") from None
     except Exception as error:  # for damaged bytes numpy and zipfile raise a dozen unrelated types
         raise InvalidInput(f"{path} is not a readable {'.npy or .npz' if name else '.npy'} file") from error
     if not isinstance(found, np.ndarray):

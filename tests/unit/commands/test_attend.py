@@ -356,12 +356,16 @@ def test_names_of_files_are_printed_as_they_are(files, name):
         (("show", "--weights", "w2.npy", "--head", 3), r"^w2.npy has no heads to choose from: float32 \[4, 4\]$"),
         (("show", "--weights", "none.npy"), r"must hold weights .* got float32 \[4, 0\]"),
         (("show", "--weights", "w.npz", "--head", 3), "--head must be below 3"),
+        (("show", "--weights", "k.npz"), "^k.npz has no array called weights$"),
+        (("show", "--weights", "empty.npz"), "^empty.npz has no array called weights$"),
         (("show", "--weights", "flat.npy"), "must hold weights"),
     ],
 )
 def test_show_says_what_is_wrong_with_the_file_or_the_choice(tmp_path, monkeypatch, arguments, words):
     monkeypatch.chdir(tmp_path)
     np.savez("w.npz", weights=np.ones((2, 3, 4, 4), np.float32))
+    np.savez("k.npz", output=np.ones((4, 4)), values=np.ones((4, 2)))
+    np.savez("empty.npz")
     for name, shape in {"flat": (4,), "w2": (4, 4), "w3": (2, 4, 4), "none": (4, 0)}.items():
         np.save(f"{name}.npy", np.ones(shape, np.float32))
     with pytest.raises(ServiceError, match=words):
