@@ -16,6 +16,8 @@ import math
 import random
 import re
 import secrets
+import socket
+import ssl
 import time
 import warnings
 from collections.abc import Callable
@@ -37,6 +39,7 @@ FIRST_WAIT_S = 0.1
 MAX_WAIT_S = 5.0
 SPREAD = 0.5
 _TRANSIENT = (ConnectionFailed, Refused, EngineDown)
+_NAMED = (ssl.SSLError, socket.gaierror)  # say more than the HTTP library's error: a certificate, an unknown host
 
 Result = TypeVar("Result")
 
@@ -165,8 +168,7 @@ class HttpTransport:
     async def _once(self, call: Call[Any], deadline: Deadline, request_id: str) -> Reply:
         headers = {"accept": call.media_type, "x-request-id": request_id}
         method, max_bytes = "GET" if call.content is None else "POST", self._options.max_answer_bytes
-        if call.content is not None:
-            headers["content-type"] = call.media_type
+        headers |= {} if call.content is None else {"content-type": call.media_type}
         if (left_ms := deadline.left_ms()) is not None:
             headers["x-request-timeout-ms"] = str(left_ms)
         try:
@@ -174,7 +176,10 @@ class HttpTransport:
                 is_ok = got.status_code == OK
                 content = await _content(got, max_bytes if is_ok else MAX_PROBLEM_BYTES)
         except Exception as failure:  # noqa: BLE001 (raised as another)
-            why = f"{type(failure).__name__}. Is the service running there?"
+            root: BaseException = failure
+            while root.__context__ is not None and not isinstance(root, _NAMED):
+                root = root.__context__
+            why = f"{type(root if isinstance(root, _NAMED) else failure).__name__}. Is the service running there?"
             failed = ConnectionFailed(f"no answer from {self._address}: {why}")
             # One of a lower library, a socket or the caller's transport is chained, because it may be a bug there.
             raise failed from (None if isinstance(failure, httpx2.HTTPError | httpx2.InvalidURL) else failure)
