@@ -7,6 +7,7 @@ wait until a command needs them.
 from __future__ import annotations
 
 import sys
+import warnings
 from typing import Annotated, Any
 
 import typer
@@ -82,6 +83,7 @@ def _common(
 
 
 def main() -> None:
+    warnings.filterwarnings("ignore", ".* encountered in ", RuntimeWarning)  # NumPy's, of numbers that are not finite
     try:
         raise SystemExit(app(standalone_mode=False))
     except USAGE_ERROR as error:

@@ -298,16 +298,12 @@ def _stored_head(path: Path, sequence: int, head: int | None) -> tuple[np.ndarra
 
 
 def _words(text: str | None, count: int, option: str) -> list[str]:
-    if text is None:
-        return [str(i) for i in range(count)]
-    words = text.split()
+    words = [str(i) for i in range(count)] if text is None else text.split()
     if len(words) != count:
         raise InvalidInput(f"{option} has {len(words)} words for {count} rows")
     return words
 
 
 def _about(array: np.ndarray) -> str:
-    if not array.size:
-        return f"{array.dtype} {list(array.shape)}"
-    wide = array.astype("float64")
-    return f"{array.dtype} {list(array.shape)}  min {wide.min():.4g}  mean {wide.mean():.4g}  max {wide.max():.4g}"
+    about, wide = f"{array.dtype} {list(array.shape)}", array.astype("float64")
+    return f"{about}  min {wide.min():.4g}  mean {wide.mean():.4g}  max {wide.max():.4g}" if array.size else about

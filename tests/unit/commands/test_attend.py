@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -275,6 +277,19 @@ def test_weights_that_are_not_from_0_to_1_are_drawn_too(tmp_path):
     np.save(tmp_path / "w.npy", np.array([[-0.5, np.nan], [np.inf, 1.5]]))
     rows = run("show", "--weights", tmp_path / "w.npy").splitlines()[2:4]
     assert [row.split()[1:3] for row in rows] == [["-50", "??"], ["??", "150"]]
+
+
+def test_the_summary_of_infinite_numbers_has_no_warning_of_numpy(tmp_path):
+    np.save(tmp_path / "q.npy", np.array([[1e20]], np.float32))
+    np.save(tmp_path / "k.npy", np.array([[1e20], [-1e20]], np.float32))
+    words = (
+        f"attention --query {tmp_path}/q.npy --key {tmp_path}/k.npy --value {tmp_path}/k.npy --scores scaled --local"
+    )
+    found = subprocess.run(
+        [sys.executable, "-m", "service", *words.split()], capture_output=True, text=True, check=True
+    )
+    assert "scores float32 [1, 2]  min -inf  mean nan  max inf" in found.stdout
+    assert not found.stderr
 
 
 @pytest.mark.parametrize("variables", [{"ATTENTION_URL": "http://127.0.0.1:9"}, {"ATTENTION_PORT": "9"}])
