@@ -59,8 +59,7 @@ def started(
             error.add_note(f"item {nth} of attend_many")
             if on_error == "raise":
                 raise
-            error.__context__ = None  # frames would keep the request for as long as the caller keeps the error
-            return error.with_traceback(None)
+            return error.bare()  # frames would keep the request for as long as the caller keeps the error
 
     return outcome()
 

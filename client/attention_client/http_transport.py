@@ -41,13 +41,14 @@ SPREAD = 0.5
 _TRANSIENT = (ConnectionFailed, Refused, EngineDown)
 _NAMED = (ssl.SSLError, socket.gaierror)  # say more than the HTTP library's error: a certificate, an unknown host
 
+Source = Callable[[], float]  # of numbers
 Result = TypeVar("Result")
 
 
 class Deadline:
     """`timeout_s` seconds from now, for all attempts together; None is no deadline."""
 
-    def __init__(self, timeout_s: float | None, now: Callable[[], float]) -> None:
+    def __init__(self, timeout_s: float | None, now: Source) -> None:
         self.timeout_s = timeout_s
         self._now = now
         self._end = math.inf if timeout_s is None else now() + timeout_s
@@ -64,7 +65,7 @@ class Deadline:
 class RetryPolicy:
     """Backoff hook of one call, which stamina calls after each failed attempt; `draw` returns numbers from 0 to 1."""
 
-    def __init__(self, deadline: Deadline, draw: Callable[[], float]) -> None:
+    def __init__(self, deadline: Deadline, draw: Source) -> None:
         self._deadline = deadline
         self._draw = draw
         self._next_wait_s = FIRST_WAIT_S
@@ -81,13 +82,7 @@ class RetryPolicy:
 class HttpTransport:
     """All I/O of the client; `clock` returns monotonic seconds, `draw` numbers from 0 to 1."""
 
-    def __init__(
-        self,
-        options: ClientOptions,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        draw: Callable[[], float] = random.random,
-    ) -> None:
+    def __init__(self, options: ClientOptions, *, clock: Source = time.monotonic, draw: Source = random.random) -> None:
         self._options = options
         self._clock, self._draw = clock, draw
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -125,18 +120,20 @@ class HttpTransport:
             async with limit:
                 self._limits.add(limit)
                 return read_reply(await self._retried(call, deadline, request_id), call.read)
-        except TimeoutError:
+        except TimeoutError as late:
+            (late.__cause__ or late).with_traceback(
+                None
+            )  # the retry library keeps the cause, the cancellation, for a while
             error = DeadlineExceeded(f"no answer from {self._address} within {deadline.timeout_s} s")
             ended = ConnectionFailed("the client was closed before the answer came") if self._is_closed else error
-            ended.request_id = request_id
-            raise ended from None
+            raise ended.bare(request_id) from None
         except ServiceError as error:
-            error.request_id = error.request_id or request_id
-            # Without the frames of the retry library, and with a cause only where `_once` gives one.
-            raise error.with_traceback(None) from error.__cause__
+            # Without the frames of the retry library, which keeps the error too, and with a cause only where `_once` gives one.
+            raise error.bare(request_id) from error.__cause__
         finally:
             self._limits.discard(limit)
             self._one_left.set()
+            del limit  # it refers to the task, and the task to this frame
 
     async def close(self) -> None:
         """Close the pool; calls in flight raise ConnectionFailed. A second call does nothing."""
@@ -176,10 +173,10 @@ class HttpTransport:
                 is_ok = got.status_code == OK
                 content = await _content(got, max_bytes if is_ok else MAX_PROBLEM_BYTES)
         except Exception as failure:  # noqa: BLE001 (raised as another)
-            root: BaseException = failure
-            while root.__context__ is not None and not isinstance(root, _NAMED):
+            root: BaseException | None = failure
+            while root is not None and not isinstance(root, _NAMED):
                 root = root.__context__
-            why = f"{type(root if isinstance(root, _NAMED) else failure).__name__}. Is the service running there?"
+            why = f"{type(root or failure).__name__}. Is the service running there?"
             failed = ConnectionFailed(f"no answer from {self._address}: {why}")
             # One of a lower library, a socket or the caller's transport is chained, because it may be a bug there.
             raise failed from (None if isinstance(failure, httpx2.HTTPError | httpx2.InvalidURL) else failure)

@@ -20,6 +20,7 @@ from attention_client.options import check_count
 
 Align = Literal["top_left", "bottom_right"]
 Axes = Literal["s", "ls", "hls", "bs", "bls", "bhls"]
+Offset = int | Sequence[int] | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -94,7 +95,7 @@ def _of_torch(values: Any, axes: Axes) -> Mask:
     return bias(values, axes=axes)
 
 
-def causal(align: Align | None = None, *, offset: int | Sequence[int] | None = None) -> Mask:
+def causal(align: Align | None = None, *, offset: Offset = None) -> Mask:
     """Allow query i the keys up to i + offset; `offset` is one number, or one for each sequence of a batch.
 
     `top_left` is offset 0 (torch), `bottom_right` offset S − L (FlashAttention). Where L = S, neither is needed.
@@ -103,11 +104,7 @@ def causal(align: Align | None = None, *, offset: int | Sequence[int] | None = N
 
 
 def window(
-    left: int | None = None,
-    right: int | None = None,
-    *,
-    align: Align | None = None,
-    offset: int | Sequence[int] | None = None,
+    left: int | None = None, right: int | None = None, *, align: Align | None = None, offset: Offset = None
 ) -> Mask:
     """Allow query i keys from i + offset − left to i + offset + right; None is unbounded. `align`, `offset` as in `causal`."""
     return Mask("window", fields=_given(left=left, right=right, align=align, offset=offset))

@@ -375,10 +375,15 @@ def test_errors_may_be_returned_in_place_of_answers(face):
     assert [type(outcome) for outcome in found] == [errors.NonFinite, errors.BadDtype, Answer, errors.InvalidInput]
 
 
-def test_an_error_that_is_returned_keeps_no_query(face):
-    async def silent(request):
-        await asyncio.sleep(60)
+async def silent(request):
+    await asyncio.sleep(60)
 
+
+async def cut_off(request):
+    raise httpx2.ReadError("x")
+
+
+def test_an_error_that_is_returned_keeps_no_query(face):
     queries: list[Any] = [X.copy(), X.copy(), X.copy(), X.astype(int)]
     watched = [weakref.ref(query) for query in queries]
     service = Answering(problem_of(422, "bad_shape"), httpx2.ConnectError("x"), silent)
@@ -388,6 +393,33 @@ def test_an_error_that_is_returned_keeps_no_query(face):
     assert [type(outcome) for outcome in found] == kinds
     gc.collect()
     assert not any(ref() is not None for ref in watched)
+
+
+@pytest.mark.parametrize("trouble", [problem_of(422, "bad_shape"), cut_off, silent], ids=["refused", "cut off", "late"])
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_a_failed_call_leaves_nothing_to_the_garbage_collector(kind, trouble):
+    """Requests are large, and the collector counts objects, not bytes."""
+
+    async def main() -> None:
+        client = kind(transport=Answering(trouble).transport, attempts=1)
+        query = X.copy()
+        watched = weakref.ref(query)
+        with contextlib.suppress(ServiceError):
+            await client.attend("small", query, timeout_s=0.05 if trouble is silent else None)
+        del query
+        for _ in range(500):  # the client's thread may still be at work
+            if watched() is not None:
+                await asyncio.sleep(0.01)
+        assert watched() is None
+        if (closing := client.close()) is not None:
+            await closing
+
+    gc.collect()
+    gc.disable()
+    try:
+        asyncio.run(main())
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(
