@@ -121,9 +121,8 @@ class HttpTransport:
                 self._limits.add(limit)
                 return read_reply(await self._retried(call, deadline, request_id), call.read)
         except TimeoutError as late:
-            (late.__cause__ or late).with_traceback(
-                None
-            )  # the retry library keeps the cause, the cancellation, for a while
+            # The retry library keeps the cause, a cancellation, until the next garbage collection.
+            (late.__cause__ or late).with_traceback(None)
             error = DeadlineExceeded(f"no answer from {self._address} within {deadline.timeout_s} s")
             ended = ConnectionFailed("the client was closed before the answer came") if self._is_closed else error
             raise ended.bare(request_id) from None
