@@ -156,7 +156,7 @@ def show(
     causal: Causal = None,
     mask: Masks = None,
     head: Annotated[int | None, typer.Option("--head", min=0, help="which head to draw; default: 0")] = None,
-    sequence: Annotated[int, typer.Option("--sequence", min=0, help="which sequence of a batch to draw")] = 0,
+    sequence: Annotated[int, typer.Option("--sequence", min=0, help="which sequence, or head of [H, L, S]")] = 0,
     tokens: Annotated[str | None, typer.Option("--tokens", help='words of the query rows: "the cat sat"')] = None,
     weights: Annotated[
         Path | None,
@@ -289,7 +289,7 @@ def _stored_head(path: Path, sequence: int, head: int | None) -> tuple[np.ndarra
         raise InvalidInput(f"{path} must hold weights [B, H, L, S], [B, L, S] or [L, S], got {found}")
     has_heads = array.ndim == 4  # noqa: PLR2004 ([B, H, L, S])
     if head is not None and not has_heads:
-        raise InvalidInput(f"{path} has no heads to choose from: {found}")
+        raise InvalidInput(f"{path} has no heads to choose from: {found}; --sequence chooses from [H, L, S]")
     table = array.reshape(-1, array.shape[1] if has_heads else 1, *array.shape[-2:])
     for option, index, size in zip(("--sequence", "--head"), (sequence, head or 0), table.shape, strict=False):
         if index >= size:
