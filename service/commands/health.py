@@ -75,7 +75,8 @@ def ask(url: str, timeout_s: float) -> tuple[bool, str]:
         return False, f"not ready: no answer from {url.rpartition('@')[2]} ({why})"  # no password
     finally:
         connection.close()
-    return (True, "ready") if answer.status == _READY else (False, f"not ready: {answer.status}{_detail(body)}")
+    is_ready = answer.status == _READY and _text(body, "status") == "ready"  # another server may answer 200 too
+    return is_ready, "ready" if is_ready else f"not ready: {answer.status} {_text(body, 'detail')}".rstrip()
 
 
 def _connection(url: str, timeout_s: float) -> HTTPConnection:
@@ -101,12 +102,12 @@ def _connection(url: str, timeout_s: float) -> HTTPConnection:
     return http.client.HTTPSConnection(host, port, timeout=timeout_s, context=context)
 
 
-def _detail(body: bytes) -> str:
-    """Return the detail of a problem document, as the end of a line."""
+def _text(body: bytes, name: str) -> str:
+    """Return a text of a JSON object if it is printable, else an empty one."""
     import json
 
     try:
-        detail = json.loads(body)["detail"]
-    except (ValueError, TypeError, KeyError):
+        found = json.loads(body)[name]
+    except (ValueError, TypeError, KeyError, RecursionError):
         return ""
-    return f" {detail}" if isinstance(detail, str) and detail.isprintable() else ""
+    return found if isinstance(found, str) and found.isprintable() else ""

@@ -36,10 +36,20 @@ def test_an_unready_service_is_exit_code_1_with_its_reason(monkeypatch, capfd):
         assert run_command(["--url", url], monkeypatch, capfd) == expected
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b"\xff", b'{"detail": 5}', b'{"detail": "two\\nlines"}'])
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"[]", b"{}", b"\xff", b'{"detail": 5}', b'{"detail": "two\\nlines"}', b"[" * 60_000],
+    ids=lambda body: repr(body[:30]),
+)
 def test_an_answer_without_a_reason_is_one_line_too(body):
     with answering(503, body) as (url, _):
         assert ask(url, 4) == (False, "not ready: 503")
+
+
+@pytest.mark.parametrize("body", [b"", b"<html></html>", b"[]", b'{"status": "ok"}', b'{"status": ["ready"]}'])
+def test_another_server_that_answers_200_is_not_ready(body):
+    with answering(200, body) as (url, _):
+        assert ask(url, 4) == (False, "not ready: 200")
 
 
 def test_a_redirect_is_not_followed():
