@@ -7,6 +7,7 @@ wait until a command needs them.
 from __future__ import annotations
 
 import sys
+import warnings
 from typing import Annotated, Any
 
 import typer
@@ -80,6 +81,7 @@ def _common(
 
 
 def main() -> None:
+    warnings.filterwarnings("ignore", ".* encountered in ", RuntimeWarning)  # NumPy's, of numbers that are not finite
     try:
         raise SystemExit(app(standalone_mode=False))
     except USAGE_ERROR as error:
@@ -87,8 +89,8 @@ def main() -> None:
         if message := error.format_message():
             sys.stderr.write(f"attention-service: {message}\n")
         raise SystemExit(2) from None
-    except ServiceError as error:
-        sys.stderr.write(f"attention-service: {error.message}\n")
+    except (ServiceError, MemoryError) as error:
+        sys.stderr.write(f"attention-service: {getattr(error, 'message', 'the memory does not suffice')}\n")
         raise SystemExit(1) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None

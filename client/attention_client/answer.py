@@ -8,6 +8,7 @@ status decides the base class, so `except Refused` also catches the new errors o
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Callable, Mapping
@@ -213,13 +214,11 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
 def _error(reply: Reply) -> ServiceError:
     """Return the error of a problem body (RFC 9457), or one by the status if the body lacks the service's fields."""
     branch = _BY_STATUS.get(reply.status) or _BY_HUNDRED.get(reply.status // 100, BadAnswer)
-    try:
+    with contextlib.suppress(ValueError, RecursionError):
         match json.loads(reply.content):
             case {"code": str(code), "detail": str(detail), **others}:
                 kind, param = _KINDS.get(code), others.get("param")
                 if kind is None:
                     return branch(f"{code}: {detail}")
                 return kind(detail, param=param if isinstance(param, str) else None)
-    except (ValueError, RecursionError):
-        pass
     return branch(f"the answer with status {reply.status} does not come from this service, but perhaps from a proxy")

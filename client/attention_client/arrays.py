@@ -79,11 +79,11 @@ def bits_dtype(name: str) -> np.dtype[Any]:
 def _of_tensor(tensor: Any, torch: Any) -> tuple[str, npt.NDArray[Any]]:
     """Return dtype and bits. For a tensor without its own memory (meta, fake, sparse, in vmap) or a subclass, any exception."""
     found = tensor.detach()
+    name = str(found.dtype).removeprefix("torch.")
+    if name not in {*VALUES, *_WIDENED}:
+        return name, np.empty(0)  # it is refused, and NumPy may not have it
     steps = sum((size - 1) * step for size, step in zip(found.shape, found.stride(), strict=True))
     end = (found.storage_offset() + steps + 1) * found.element_size()
     if found.numel() > 0 and end > found.untyped_storage().nbytes():
         raise ValueError("its storage was made smaller")  # as FSDP does; torch would read beyond the storage
-    if found.dtype == torch.bfloat16:
-        return "bfloat16", found.view(torch.int16).numpy(force=True)
-    bits = found.numpy(force=True)
-    return bits.dtype.name, bits
+    return name, (found.view(torch.int16) if name == "bfloat16" else found).numpy(force=True)

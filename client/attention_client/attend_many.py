@@ -41,12 +41,7 @@ def check_many(items: object, window: int, timeout_s: float | None, on_error: On
 
 
 def started(
-    http: HttpTransport,
-    layer: str,
-    item: Array | Request[Array],
-    number: int,
-    timeout_s: float | None,
-    on_error: OnError,
+    http: HttpTransport, layer: str, item: Array | Request[Array], nth: int, timeout_s: float | None, on_error: OnError
 ) -> Coroutine[Any, Any, Outcome[Array]]:
     """Copy the item's bytes at once, because the caller may reuse the array; return the coroutine that asks."""
     call: Call[Answer[Array]] | ServiceError
@@ -61,10 +56,10 @@ def started(
                 raise call
             return await http.ask(call, timeout_s)
         except ServiceError as error:
-            error.add_note(f"item {number} of attend_many")
+            error.add_note(f"item {nth} of attend_many")
             if on_error == "raise":
                 raise
-            return error
+            return error.bare()  # frames would keep the request for as long as the caller keeps the error
 
     return outcome()
 

@@ -17,7 +17,7 @@ import numpy as np
 from attention_client import masks
 from attention_client.arrays import Array, raw
 from attention_client.errors import BadDtype, BadMask, BadShape, InvalidInput
-from attention_client.masks import Align, Axes, Mask
+from attention_client.masks import Align, Axes, Mask, shape_of
 from attention_client.request import Layout
 
 Stage = Literal["scaled", "capped", "masked"]
@@ -79,12 +79,12 @@ def torch_mha(
         query, key, value = query.swapaxes(0, 1), key.swapaxes(0, 1), value.swapaxes(0, 1)
     found = []
     if attn_mask is not None:
-        tables = (query.shape[0] if is_batch else 1) * num_heads
-        if len(shape := _shape(attn_mask, "attn_mask")) == 3 and shape[0] != tables:  # noqa: PLR2004
-            raise BadShape(f"attn_mask must be [L, S] or [{tables}, L, S], got {list(shape)}")
         found.append(masks.attn_mask(attn_mask, num_heads))
+        tables = (query.shape[0] if is_batch else 1) * num_heads
+        if len(attn_mask.shape) == 3 and attn_mask.shape[0] != tables:  # noqa: PLR2004
+            raise BadShape(f"attn_mask must be [L, S] or [{tables}, L, S], got {list(attn_mask.shape)}")
     if key_padding_mask is not None:
-        if len(shape := _shape(key_padding_mask, "key_padding_mask")) != 1 + is_batch:
+        if len(shape := shape_of(key_padding_mask, "key_padding_mask")) != 1 + is_batch:
             raise BadShape(f"key_padding_mask must be {'[B, S]' if is_batch else '[S]'}, got {list(shape)}")
         found.append(masks.key_padding_mask(key_padding_mask))
     weights = ("mean" if average_attn_weights else "heads") if need_weights else None
@@ -112,7 +112,7 @@ def onnx(
     if qk_matmul_output_mode not in (None, 0, 1, 2, 3):
         raise InvalidInput(f"qk_matmul_output_mode must be 0, 1, 2 or 3, got {qk_matmul_output_mode}")
     rows, keys = (array.shape[-2] for array in (Q, K))
-    past = 0 if past_key is None else _shape(past_key, "past_key")[-2]
+    past = 0 if past_key is None else (0, 0, *shape_of(past_key, "past_key"))[-2]  # the service refuses other ranks
     found = _flags_or_bias(_all_keys(attn_mask, past + keys), _from_right("bhls"))
     offset: int | list[int] = past
     if nonpad_kv_seqlen is not None:
@@ -164,7 +164,7 @@ def flax(
     found = _table(masks.attend, mask, axes, "mask") + _table(masks.bias, bias, axes, "bias") + _top_left(is_causal)
     if query_seq_lengths is not None:
         ends = masks.lengths(query_seq_lengths).values
-        if layout != "blhd" or len(_shape(ends, "query_seq_lengths")) != 1:
+        if layout != "blhd" or len(shape_of(ends, "query_seq_lengths")) != 1:
             raise BadShape("query_seq_lengths must be [B], of a query [B, L, H, d]")
         rows = np.arange(query.shape[1])[None, :, None]
         found.append(masks.attend(rows < np.asarray(ends)[:, None, None], axes="bls"))
@@ -221,15 +221,9 @@ def _arguments(
     return cast("AttentionArguments[Array]", {name: value for name, value in made.items() if value is not None})
 
 
-def _shape(array: Any, name: str) -> tuple[int, ...]:
-    if not hasattr(array, "shape"):
-        raise InvalidInput(f"{name} must be a NumPy array or a torch tensor, got {type(array).__name__}")
-    return tuple(array.shape)
-
-
 def _layout(layouts: Mapping[int, Layout], query: Any, key: Any, value: Any) -> Layout:
     """Return the layout of arrays that all have one of these numbers of axes."""
-    ranks = [len(_shape(array, name)) for array, name in ((query, "query"), (key, "key"), (value, "value"))]
+    ranks = [len(shape_of(array, name)) for array, name in ((query, "query"), (key, "key"), (value, "value"))]
     if len(set(ranks)) > 1 or ranks[0] not in layouts:
         wanted = " or ".join(map(str, layouts))
         raise BadShape(f"query, key and value must each have {wanted} axes, all the same, got {ranks}")
@@ -245,7 +239,7 @@ def _table(make: Callable[..., Mask], values: Any, axes: Sequence[Axes], name: s
     """Return the mask, named by the entry of `axes` that has the rank of the values; no mask for None."""
     if values is None:
         return []
-    rank = len(_shape(values, name))
+    rank = len(shape_of(values, name))
     fitting = [found for found in axes if len(found) == rank]
     if not fitting:
         raise BadMask(f"{name} must have {' or '.join(str(len(known)) for known in axes)} axes, got {rank}")
@@ -262,11 +256,11 @@ def _flags_or_bias(values: Any, axes: Sequence[Axes]) -> list[Mask]:
 
 def _all_keys(mask: Any, keys: int) -> Any:
     """Extend a mask of fewer than `keys` keys; the added keys are blocked."""
-    if mask is None or not _shape(mask, "attn_mask") or (short := keys - mask.shape[-1]) <= 0:
+    if mask is None or not shape_of(mask, "attn_mask") or (short := keys - mask.shape[-1]) <= 0:
         return mask
     if not isinstance(mask, np.ndarray):
         raise InvalidInput(f"an attn_mask with fewer keys than {keys} must be a NumPy array")
-    blocked = False if mask.dtype == bool else -np.inf
+    blocked = -np.inf if "float" in mask.dtype.name else False  # integers are refused later
     return np.pad(mask, [(0, 0)] * (mask.ndim - 1) + [(0, short)], constant_values=blocked)
 
 

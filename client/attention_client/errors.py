@@ -7,8 +7,9 @@ for ClientError and its subclasses.
 
 from __future__ import annotations
 
+import copy
 import re
-from typing import ClassVar
+from typing import ClassVar, Self
 
 
 class ServiceError(Exception):
@@ -29,6 +30,12 @@ class ServiceError(Exception):
         super().__init__(message)
         self.message = message
         self.param = param
+
+    def bare(self, request_id: str | None = None) -> Self:
+        """Return a copy, with this id if it has none, and without frames and context, which would keep the request in memory."""
+        self.request_id = self.request_id or request_id
+        self.__context__ = None
+        return copy.copy(self.with_traceback(None))
 
 
 # ruff: noqa: E701

@@ -16,6 +16,8 @@ import math
 import random
 import re
 import secrets
+import socket
+import ssl
 import time
 import warnings
 from collections.abc import Callable
@@ -37,15 +39,16 @@ FIRST_WAIT_S = 0.1
 MAX_WAIT_S = 5.0
 SPREAD = 0.5
 _TRANSIENT = (ConnectionFailed, Refused, EngineDown)
-_FOR_EVER_S = 1e9
+_NAMED = (ssl.SSLError, socket.gaierror)  # say more than the HTTP library's error: a certificate, an unknown host
 
+Source = Callable[[], float]  # of numbers
 Result = TypeVar("Result")
 
 
 class Deadline:
     """`timeout_s` seconds from now, for all attempts together; None is no deadline."""
 
-    def __init__(self, timeout_s: float | None, now: Callable[[], float]) -> None:
+    def __init__(self, timeout_s: float | None, now: Source) -> None:
         self.timeout_s = timeout_s
         self._now = now
         self._end = math.inf if timeout_s is None else now() + timeout_s
@@ -55,15 +58,14 @@ class Deadline:
         return self._end - self._now()
 
     def left_ms(self) -> int | None:
-        """Return the whole milliseconds left, at least 1; None without a deadline, or if it is decades away."""
-        left_s = self.left_s()
-        return None if left_s > _FOR_EVER_S else max(1, int(left_s * 1000))
+        """Return the whole milliseconds left, at least 1; None without a deadline."""
+        return None if self.timeout_s is None else max(1, int(self.left_s() * 1000))
 
 
 class RetryPolicy:
     """Backoff hook of one call, which stamina calls after each failed attempt; `draw` returns numbers from 0 to 1."""
 
-    def __init__(self, deadline: Deadline, draw: Callable[[], float]) -> None:
+    def __init__(self, deadline: Deadline, draw: Source) -> None:
         self._deadline = deadline
         self._draw = draw
         self._next_wait_s = FIRST_WAIT_S
@@ -80,13 +82,7 @@ class RetryPolicy:
 class HttpTransport:
     """All I/O of the client; `clock` returns monotonic seconds, `draw` numbers from 0 to 1."""
 
-    def __init__(
-        self,
-        options: ClientOptions,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        draw: Callable[[], float] = random.random,
-    ) -> None:
+    def __init__(self, options: ClientOptions, *, clock: Source = time.monotonic, draw: Source = random.random) -> None:
         self._options = options
         self._clock, self._draw = clock, draw
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -104,9 +100,7 @@ class HttpTransport:
             headers=headers,
             # The deadline covers the whole attempt; the connect timeout only gives up earlier on a host that drops packets.
             timeout=httpx2.Timeout(None, connect=CONNECT_TIMEOUT_S),
-            limits=httpx2.Limits(
-                max_connections=options.max_connections, max_keepalive_connections=options.max_connections
-            ),
+            limits=httpx2.Limits(max_connections=options.max_connections),
             transport=options.transport,
         )
 
@@ -126,18 +120,19 @@ class HttpTransport:
             async with limit:
                 self._limits.add(limit)
                 return read_reply(await self._retried(call, deadline, request_id), call.read)
-        except TimeoutError:
+        except TimeoutError as late:
+            # The retry library keeps the cause, a cancellation, until the next garbage collection.
+            (late.__cause__ or late).with_traceback(None)
             error = DeadlineExceeded(f"no answer from {self._address} within {deadline.timeout_s} s")
             ended = ConnectionFailed("the client was closed before the answer came") if self._is_closed else error
-            ended.request_id = request_id
-            raise ended from None
+            raise ended.bare(request_id) from None
         except ServiceError as error:
-            error.request_id = error.request_id or request_id
-            # Without the frames of the retry library, and with a cause only where `_once` gives one.
-            raise error.with_traceback(None) from error.__cause__
+            # Without the frames of the retry library, which keeps the error too, and with a cause only where `_once` gives one.
+            raise error.bare(request_id) from error.__cause__
         finally:
             self._limits.discard(limit)
             self._one_left.set()
+            del limit  # it refers to the task, and the task to this frame
 
     async def close(self) -> None:
         """Close the pool; calls in flight raise ConnectionFailed. A second call does nothing."""
@@ -160,10 +155,8 @@ class HttpTransport:
             raise RuntimeError("a client belongs to the event loop that it was first used in; make one for each loop")
 
     async def _retried(self, call: Call[Any], deadline: Deadline, request_id: str) -> Reply:
-        policy = RetryPolicy(deadline, self._draw)
-        async for attempt in stamina.retry_context(
-            policy, attempts=call.attempts or self._options.attempts, timeout=None
-        ):
+        policy, attempts = RetryPolicy(deadline, self._draw), call.attempts or self._options.attempts
+        async for attempt in stamina.retry_context(policy, attempts=attempts, timeout=None):
             with attempt:
                 return check(await self._once(call, deadline, request_id))
         raise AssertionError("stamina raises what the last attempt raised. This is a bug.")
@@ -171,8 +164,7 @@ class HttpTransport:
     async def _once(self, call: Call[Any], deadline: Deadline, request_id: str) -> Reply:
         headers = {"accept": call.media_type, "x-request-id": request_id}
         method, max_bytes = "GET" if call.content is None else "POST", self._options.max_answer_bytes
-        if call.content is not None:
-            headers["content-type"] = call.media_type
+        headers |= {} if call.content is None else {"content-type": call.media_type}
         if (left_ms := deadline.left_ms()) is not None:
             headers["x-request-timeout-ms"] = str(left_ms)
         try:
@@ -180,8 +172,11 @@ class HttpTransport:
                 is_ok = got.status_code == OK
                 content = await _content(got, max_bytes if is_ok else MAX_PROBLEM_BYTES)
         except Exception as failure:  # noqa: BLE001 (raised as another)
-            name = type(failure).__name__
-            failed = ConnectionFailed(f"no answer from {self._address}: {name}. Is the service running there?")
+            root: BaseException | None = failure
+            while root is not None and not isinstance(root, _NAMED):
+                root = root.__context__
+            why = f"{type(root or failure).__name__}. Is the service running there?"
+            failed = ConnectionFailed(f"no answer from {self._address}: {why}")
             # One of a lower library, a socket or the caller's transport is chained, because it may be a bug there.
             raise failed from (None if isinstance(failure, httpx2.HTTPError | httpx2.InvalidURL) else failure)
         if content is None and is_ok:

@@ -53,7 +53,7 @@ class LoopThread:
         try:
             return future.result()
         except ServiceError as error:
-            raise error.with_traceback(None) from error.__cause__  # without the frames of the thread
+            raise error.bare() from error.__cause__  # a copy: the future in this frame keeps the error
 
     def cancel(self, future: Future[Any]) -> None:
         """Cancel the work. In a forked process this does nothing: the future's lock may have been held at the fork."""

@@ -16,9 +16,11 @@ from typing import Any, Literal
 import numpy as np
 
 from attention_client.errors import BadDtype, BadMask, BadShape, InvalidInput, NonFinite
+from attention_client.options import check_count
 
 Align = Literal["top_left", "bottom_right"]
 Axes = Literal["s", "ls", "hls", "bs", "bls", "bhls"]
+Offset = int | Sequence[int] | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -54,27 +56,35 @@ def bias(values: Any, *, axes: Axes | None = None) -> Mask:
 def attn_mask(values: Any, num_heads: int) -> Mask:
     """The `attn_mask` of torch `nn.MultiheadAttention`: an array or tensor `[L, S]` or `[B·H, L, S]`; true = blocked, or floats.
 
-    Raises BadDtype, BadShape, or InvalidInput for less than one head.
+    Raises BadDtype, BadShape, or InvalidInput for a list or less than one head.
     """
-    if num_heads < 1:
-        raise InvalidInput(f"num_heads must be at least 1, got {num_heads}")
-    if len(values.shape) == 2:  # noqa: PLR2004
+    check_count(num_heads, "num_heads")
+    shape = shape_of(values, "attn_mask")
+    if len(shape) == 2:  # noqa: PLR2004
         return _of_torch(values, "ls")
-    if len(values.shape) != 3 or values.shape[0] % num_heads:  # noqa: PLR2004
-        raise BadShape(f"attn_mask must be [L, S] or [B * {num_heads}, L, S], got {list(values.shape)}")
-    if values.shape[0] == num_heads:  # one sequence, with a batch axis or without
+    if len(shape) != 3 or shape[0] % num_heads:  # noqa: PLR2004
+        raise BadShape(f"attn_mask must be [L, S] or [B * {num_heads}, L, S], got {list(shape)}")
+    if shape[0] == num_heads:  # one sequence, with a batch axis or without
         return _of_torch(values, "hls")
-    return _of_torch(values.reshape(-1, num_heads, *values.shape[1:]), "bhls")
+    return _of_torch(values.reshape(-1, num_heads, *shape[1:]), "bhls")
 
 
 def key_padding_mask(values: Any) -> Mask:
     """The `key_padding_mask` of torch `nn.MultiheadAttention`: an array or tensor `[S]` or `[B, S]`; true = blocked, or floats.
 
-    Raises BadDtype or BadShape.
+    Raises BadDtype, BadShape, or InvalidInput for a list.
     """
-    if len(values.shape) not in (1, 2):
-        raise BadShape(f"key_padding_mask must be [S] or [B, S], got {list(values.shape)}")
-    return _of_torch(values, "s" if len(values.shape) == 1 else "bs")
+    shape = shape_of(values, "key_padding_mask")
+    if len(shape) not in (1, 2):
+        raise BadShape(f"key_padding_mask must be [S] or [B, S], got {list(shape)}")
+    return _of_torch(values, "s" if len(shape) == 1 else "bs")
+
+
+def shape_of(array: Any, name: str) -> tuple[int, ...]:
+    """Return the shape of an array or tensor; raises InvalidInput for anything else."""
+    if not hasattr(array, "shape"):
+        raise InvalidInput(f"{name} must be a NumPy array or a torch tensor, got {type(array).__name__}")
+    return tuple(array.shape)
 
 
 def _of_torch(values: Any, axes: Axes) -> Mask:
@@ -85,7 +95,7 @@ def _of_torch(values: Any, axes: Axes) -> Mask:
     return bias(values, axes=axes)
 
 
-def causal(align: Align | None = None, *, offset: int | Sequence[int] | None = None) -> Mask:
+def causal(align: Align | None = None, *, offset: Offset = None) -> Mask:
     """Allow query i the keys up to i + offset; `offset` is one number, or one for each sequence of a batch.
 
     `top_left` is offset 0 (torch), `bottom_right` offset S − L (FlashAttention). Where L = S, neither is needed.
@@ -94,11 +104,7 @@ def causal(align: Align | None = None, *, offset: int | Sequence[int] | None = N
 
 
 def window(
-    left: int | None = None,
-    right: int | None = None,
-    *,
-    align: Align | None = None,
-    offset: int | Sequence[int] | None = None,
+    left: int | None = None, right: int | None = None, *, align: Align | None = None, offset: Offset = None
 ) -> Mask:
     """Allow query i keys from i + offset − left to i + offset + right; None is unbounded. `align`, `offset` as in `causal`."""
     return Mask("window", fields=_given(left=left, right=right, align=align, offset=offset))

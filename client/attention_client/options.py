@@ -15,6 +15,7 @@ import httpx2
 from attention_client.errors import InvalidInput
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+_FOR_EVER_S = 1e9
 _API_KEY = re.compile(r"[\x21-\x7e]+")
 
 
@@ -46,6 +47,8 @@ class ClientOptions:
             check_count(getattr(self, name), name)
         if self.api_key is not None and not _is_like(_API_KEY, self.api_key):
             raise InvalidInput("api_key must be printable ASCII without spaces")
+        if self.api_key is not None and httpx2.URL(self.url).userinfo:
+            raise InvalidInput("api_key and a user name in url exclude each other: both need the header Authorization")
         # A synchronous transport is easily mistaken for an asynchronous one.
         if self.transport is not None and not isinstance(self.transport, httpx2.AsyncBaseTransport):
             raise InvalidInput("transport must be an httpx2.AsyncBaseTransport, for Client too")
@@ -57,10 +60,11 @@ def without_password(url: str) -> str:
 
 
 def checked_timeout(timeout_s: Any) -> float | None:
-    """Return the timeout. Raises InvalidInput unless it is None or a number above 0."""
-    if timeout_s is not None and not (isinstance(timeout_s, numbers.Real) and float(timeout_s) > 0):
+    """Return the timeout, None for one of decades. Raises InvalidInput unless it is None or a number above 0."""
+    is_number = isinstance(timeout_s, numbers.Real)
+    if timeout_s is not None and not (is_number and timeout_s > 0):
         raise InvalidInput("timeout_s must be a number above 0")
-    return None if timeout_s is None else float(timeout_s)
+    return None if timeout_s is None or timeout_s > _FOR_EVER_S else float(timeout_s)
 
 
 def checked_request_id(request_id: str | None) -> str | None:
@@ -75,10 +79,10 @@ def check_count(count: object, name: str) -> None:
         raise InvalidInput(f"{name} must be a whole number and at least 1")
 
 
-def _is_address(text: str) -> bool:
+def _is_address(text: object) -> bool:
     try:
-        url = httpx2.URL(text)
-    except (httpx2.InvalidURL, TypeError):
+        url = httpx2.URL(text if isinstance(text, str) else "")
+    except httpx2.InvalidURL:
         return False
     return url.scheme in ("http", "https") and bool(url.host) and not url.query and not url.fragment
 

@@ -10,7 +10,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -90,9 +90,8 @@ def tensor_call(
 
     Raises InvalidInput, BadDtype or MaskKindRequired.
     """
-    given = {name: array for name, array in arrays.items() if array is not None}
-    tensors = {name: raw(array, f"/{name}", FLOATS) for name, array in given.items()}
-    query, sent = given["query"], tensors["query"]
+    tensors = {name: raw(x, f"/{name}", FLOATS) for name, x in arrays.items() if x is not None or name == "query"}
+    query, sent = cast("Array", arrays["query"]), tensors["query"]
     fields = {name: value for name, value in options.items() if value is not None}
     if (masks := fields.pop("masks", None)) is not None and (found := _masks(masks, tensors)):
         fields["masks"] = found
@@ -143,9 +142,9 @@ def json_text(fields: Mapping[str, object]) -> str:
 
 
 def _listed(value: Any) -> Any:
-    """Return NumPy arrays, NumPy numbers and ranges as lists and numbers for JSON. Raises TypeError for other types."""
+    """Return NumPy arrays and numbers, ranges and mappings as JSON has them. Raises TypeError for other types."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
-    if isinstance(value, range):
-        return list(value)
+    if isinstance(value, range | Mapping):
+        return dict(value) if isinstance(value, Mapping) else list(value)
     raise TypeError

@@ -41,4 +41,4 @@ def read(body: bytes) -> tuple[dict[str, Raw], dict[str, Any]]:
             tensors[name] = Raw(dtype, np.frombuffer(tensor["data"], bits_dtype(dtype)).reshape(tensor["shape"]))
     except (SafetensorError, KeyError, RecursionError):
         raise ValueError("the body is not a complete safetensors file with dtypes of the service") from None
-    return tensors, header.get("__metadata__", {})
+    return tensors, header.get("__metadata__") or {}

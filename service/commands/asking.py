@@ -78,6 +78,8 @@ def load_array(path: Path, name: str | None = None) -> np.ndarray:
                 found = found[name if name in found or len(found) != 1 else next(iter(found))]
     except OSError as error:
         raise InvalidInput(f"{path} cannot be read: {error.strerror or error}") from None
+    except KeyError:
+        raise InvalidInput(f"{path} has no array called {name}") from None
     except Exception as error:  # for damaged bytes numpy and zipfile raise a dozen unrelated types
         raise InvalidInput(f"{path} is not a readable {'.npy or .npz' if name else '.npy'} file") from error
     if not isinstance(found, np.ndarray):
@@ -120,8 +122,7 @@ def asking(where: Path | str, api_key: str | None = None) -> Iterator[Ask]:
     except attention_client.BadAnswer as error:
         raise AskFailed(f"{without_password(where)} does not answer as the service does: {error.message}") from None
     except attention_client.ServiceError as error:
-        prefix = f"{error.status} {error.code}: " if error.status else ""
-        raise AskFailed(prefix + error.message) from None
+        raise AskFailed((f"{error.status} {error.code}: " if error.status else "") + error.message) from None
 
 
 def _computed(engine: Engine, model: Served, body: dict[str, Any]) -> Reply:
@@ -148,12 +149,10 @@ def _computed(engine: Engine, model: Served, body: dict[str, Any]) -> Reply:
 def _reply(found: dict[str, Any]) -> Reply:
     """Return the reply in the JSON object of an answer; raises BadAnswer if another program than the service made it."""
     match found:
-        case {"output": output, "weights": None}:
-            fields = {"output": output}
         case {"output": output, "weights": {"values": values, "indices": indices, "rest": rest}}:
             fields = {"output": output, "values": values, "indices": indices, "rest": rest}
         case {"output": output, "weights": weights}:
-            fields = {"output": output, "weights": weights}
+            fields = {"output": output} | ({} if weights is None else {"weights": weights})
         case _:
             raise attention_client.BadAnswer(_FOREIGN)
     fields |= {name: found[name] for name in EXTRAS if found.get(name) is not None}

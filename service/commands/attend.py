@@ -156,7 +156,7 @@ def show(
     causal: Causal = None,
     mask: Masks = None,
     head: Annotated[int | None, typer.Option("--head", min=0, help="which head to draw; default: 0")] = None,
-    sequence: Annotated[int, typer.Option("--sequence", min=0, help="which sequence of a batch to draw")] = 0,
+    sequence: Annotated[int, typer.Option("--sequence", min=0, help="which sequence, or head of [H, L, S]")] = 0,
     tokens: Annotated[str | None, typer.Option("--tokens", help='words of the query rows: "the cat sat"')] = None,
     weights: Annotated[
         Path | None,
@@ -174,8 +174,8 @@ def show(
     """Draw one head's attention weights as a heat map."""
     from service.commands.asking import asking
 
-    if (layer is None) == (weights is None):
-        raise InvalidInput("give either a layer or --weights FILE")
+    if (layer is None) == (weights is None) or (weights and any((query, key, value, request, causal, mask))):
+        raise InvalidInput("give either a layer or --weights FILE, and arrays, a request and masks only with a layer")
     if weights is not None:
         drawn, title = _stored_head(weights, sequence, head)
     else:
@@ -183,12 +183,10 @@ def show(
         with asking(layers_dir if local else service_url(url), api_key) as ask:
             drawn = _asked_head(ask, layer, body, sequence, head or 0)
         title = f"{layer}, head {head or 0}"
-    _print_map(drawn, tokens, key_tokens, title, use_legend=legend)
+    _draw_map(drawn, tokens, key_tokens, title, use_legend=legend)
 
 
-def _print_map(
-    weights: np.ndarray, tokens: str | None, key_tokens: str | None, title: str, *, use_legend: bool
-) -> None:
+def _draw_map(weights: np.ndarray, tokens: str | None, key_tokens: str | None, title: str, *, use_legend: bool) -> None:
     from service.commands.heat_map import draw
 
     rows, columns = weights.shape
@@ -207,12 +205,11 @@ def _body(
     """
     from service.commands.asking import load_array, tensor_field
 
-    if (request is None) == (files["query"] is None):
-        raise InvalidInput("give either --query FILE.npy or --request FILE.json")
-    if request is not None:
-        body = _json(request)
-    else:
-        body = {name: tensor_field(load_array(path)) for name, path in files.items() if path is not None}
+    given = {name: path for name, path in files.items() if path is not None}
+    if given if request is not None else "query" not in given:
+        raise InvalidInput("give either --query FILE.npy, perhaps with --key and --value, or --request FILE.json")
+    body = {} if request is None else _json(request)
+    body |= {name: tensor_field(load_array(path)) for name, path in given.items()}
     added = [_fields("kind", text) for text in masks or ()]
     if causal is not None:
         added.append({"kind": "causal", "align": causal})
@@ -239,9 +236,9 @@ def _fields(first: str, text: str) -> dict[str, Any]:
     for word in text.split():
         name, sign, value = word.partition("=")
         is_first = not found
-        if is_first == bool(sign):  # the first word alone has no "="
+        if is_first == bool(sign) or name in found:  # the first word alone has no "="
             raise InvalidInput(
-                f'"{word}" is not understood: write a {first} and then name=value, with blanks between them'
+                f'"{word}" is not understood: write a {first} and then name=value, each once, with blanks between them'
             )
         if is_first:
             found[first] = word
@@ -256,16 +253,19 @@ def _fields(first: str, text: str) -> dict[str, Any]:
 
 
 def _json(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; raises InvalidInput, or the service's error for a duplicate key, which orjson drops."""
     import orjson
 
+    from service.wire.json_document import parse
+
     try:
-        body = orjson.loads(path.read_bytes())
+        raw = path.read_bytes()
+        body: dict[str, Any] = orjson.loads(raw)
     except OSError as error:
         raise InvalidInput(f"{path} cannot be read: {error.strerror}") from None
     except orjson.JSONDecodeError:
         raise InvalidInput(f"{path} is not a JSON file") from None
-    if not isinstance(body, dict):
-        raise InvalidInput(f"{path} must hold one JSON object")
+    parse(raw, max_depth=1024, max_numbers=2**62)
     return body
 
 
@@ -289,7 +289,7 @@ def _stored_head(path: Path, sequence: int, head: int | None) -> tuple[np.ndarra
         raise InvalidInput(f"{path} must hold weights [B, H, L, S], [B, L, S] or [L, S], got {found}")
     has_heads = array.ndim == 4  # noqa: PLR2004 ([B, H, L, S])
     if head is not None and not has_heads:
-        raise InvalidInput(f"{path} has no heads to choose from: {found}")
+        raise InvalidInput(f"{path} has no heads to choose from: {found}; --sequence chooses from [H, L, S]")
     table = array.reshape(-1, array.shape[1] if has_heads else 1, *array.shape[-2:])
     for option, index, size in zip(("--sequence", "--head"), (sequence, head or 0), table.shape, strict=False):
         if index >= size:
@@ -298,16 +298,12 @@ def _stored_head(path: Path, sequence: int, head: int | None) -> tuple[np.ndarra
 
 
 def _words(text: str | None, count: int, option: str) -> list[str]:
-    if text is None:
-        return [str(i) for i in range(count)]
-    words = text.split()
+    words = [str(i) for i in range(count)] if text is None else text.split()
     if len(words) != count:
         raise InvalidInput(f"{option} has {len(words)} words for {count} rows")
     return words
 
 
 def _about(array: np.ndarray) -> str:
-    if not array.size:
-        return f"{array.dtype} {list(array.shape)}"
-    wide = array.astype("float64")
-    return f"{array.dtype} {list(array.shape)}  min {wide.min():.4g}  mean {wide.mean():.4g}  max {wide.max():.4g}"
+    about, wide = f"{array.dtype} {list(array.shape)}", array.astype("float64")
+    return f"{about}  min {wide.min():.4g}  mean {wide.mean():.4g}  max {wide.max():.4g}" if array.size else about

@@ -37,10 +37,10 @@ def compare(
 
     from service.commands.asking import asking
     from service.commands.case_file import read_case, tolerance, widened
-    from service.commands.readings import found_in, readings_of
+    from service.commands.readings import checked, found_in, readings_of
 
-    read = read_case(case)
-    readings, output = list(readings_of(read, scale or [])), read.tensors["output"]
+    read = checked(read_case(case))
+    readings, output = readings_of(read, scale or []), read.tensors["output"]
     with asking(Path() if local else service_url(url), api_key) as ask:
         found = sorted(one for reading in readings for one in found_in(ask, reading, output.dtype))
     limit = tolerance(widened(output), output.dtype)

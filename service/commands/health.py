@@ -67,14 +67,16 @@ def ask(url: str, timeout_s: float) -> tuple[bool, str]:
 
     connection = _connection(url, timeout_s)
     try:
-        connection.request("GET", "/readyz")
+        connection.request("GET", urlsplit(url).path.rstrip("/") + "/readyz")
         answer = connection.getresponse()
         body = answer.read(_MAX_ANSWER_BYTES)
     except (OSError, HTTPException) as error:
-        return False, f"not ready: no answer from {url} ({getattr(error, 'strerror', None) or type(error).__name__})"
+        why = getattr(error, "strerror", None) or type(error).__name__
+        return False, f"not ready: no answer from {url.rpartition('@')[2]} ({why})"  # no password
     finally:
         connection.close()
-    return (True, "ready") if answer.status == _READY else (False, f"not ready: {answer.status}{_detail(body)}")
+    is_ready = answer.status == _READY and _text(body, "status") == "ready"  # another server may answer 200 too
+    return is_ready, "ready" if is_ready else f"not ready: {answer.status} {_text(body, 'detail')}".rstrip()
 
 
 def _connection(url: str, timeout_s: float) -> HTTPConnection:
@@ -84,13 +86,13 @@ def _connection(url: str, timeout_s: float) -> HTTPConnection:
     try:
         where = urlsplit(url)
         host, port = where.hostname or "", where.port
-        host.encode("idna")  # as the request does; it refuses a label without characters or with more than 63
+        host.encode("idna"), where.path.encode("ascii")  # as the request does; IDNA refuses an empty or a long label
         connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
         is_valid = host != "" and where.scheme in ("http", "https")
     except (ValueError, http.client.InvalidURL):
         is_valid = False
     if not is_valid:
-        raise InvalidInput(f"--url must be like http://127.0.0.1:8000, not {url}")
+        raise InvalidInput(f"--url must be like http://127.0.0.1:8000, not {url.rpartition('@')[2]}")
     if where.scheme == "http":
         return connection
     # The certificate has the service's public name, not the address used here; the request has no secret.
@@ -100,12 +102,12 @@ def _connection(url: str, timeout_s: float) -> HTTPConnection:
     return http.client.HTTPSConnection(host, port, timeout=timeout_s, context=context)
 
 
-def _detail(body: bytes) -> str:
-    """Return the detail of a problem document, as the end of a line."""
+def _text(body: bytes, name: str) -> str:
+    """Return a text of a JSON object if it is printable, else an empty one."""
     import json
 
     try:
-        detail = json.loads(body)["detail"]
-    except (ValueError, TypeError, KeyError):
+        found = json.loads(body)[name]
+    except (ValueError, TypeError, KeyError, RecursionError):
         return ""
-    return f" {detail}" if isinstance(detail, str) and detail.isprintable() else ""
+    return found if isinstance(found, str) and found.isprintable() else ""

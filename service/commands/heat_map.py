@@ -28,26 +28,32 @@ def draw(
 ) -> RenderableType:
     """Return a table of one head's weights [L, S]: a row per query word with its strongest key, a column per key word.
 
-    The column headers are words if these fit into `width` terminal cells beside the rows' words and the strongest keys, else
-    numbers.
+    The column headers are words if all columns fit into `width` terminal cells beside the rows' words and the strongest keys.
+    Else they are numbers, and the columns that have no room follow in further tables.
     """
     assert weights.shape == (len(queries), len(keys)), "a word for every row and column. This is a bug."
-    key_widths = [cell_len(key) for key in keys]
-    others = max(map(cell_len, queries)) + 1 + max(max(key_widths) + len(" 0.000"), len("strongest")) + 1
-    has_room = sum(max(3, key_width) + 1 for key_width in key_widths) + others <= width
-    table = Table(title=title, box=None, padding=(0, 1, 0, 0), show_edge=False)
-    table.add_column("", justify="right", no_wrap=True)
-    for number, key in enumerate(keys):
-        table.add_column(Text(key if has_room else str(number)), justify="center", no_wrap=True, min_width=3)
-    table.add_column("strongest", no_wrap=True)
-    for number, (word, row) in enumerate(zip(queries, weights, strict=True)):
-        best = int(np.argmax(row))
-        strongest = Text(f"{keys[best]} {row[best]:.3f}" if row[best] > 0 else "-")
-        cells = [Text(legend_mark(w)) if use_legend else _cell(float(w)) for w in row]
-        table.add_row(Text(word if has_room else f"{number} {word}"), *cells, strongest)
+    key_widths, num_shown = [cell_len(key) for key in keys], len(keys)
+    room = width - max(max(key_widths) + len(" 0.000"), len("strongest")) - 2
+    best = [int(np.argmax(row)) for row in weights]
+    strongest = [f"{keys[i]} {row[i]:.3f}" if row[i] > 0 else "-" for i, row in zip(best, weights, strict=True)]
+    if max(map(cell_len, queries)) + sum(max(3, key_width) + 1 for key_width in key_widths) > room:
+        queries = [f"{number} {word}" for number, word in enumerate(queries)]
+        num_shown = max(1, (room - max(map(cell_len, queries))) // (max(3, len(str(num_shown - 1))) + 1))
+        keys = [str(number) for number in range(len(keys))]
+    tables = []
+    for first in range(0, len(keys), num_shown):
+        table = Table(title=None if first else title, box=None, padding=(0, 1, 0, 0), show_edge=False)
+        table.add_column("", justify="right", no_wrap=True)
+        for key in keys[first : first + num_shown]:
+            table.add_column(Text(key), justify="center", no_wrap=True, min_width=3)
+        table.add_column("strongest", no_wrap=True)
+        for word, row, text in zip(queries, weights, strongest, strict=True):
+            cells = (Text(legend_mark(w)) if use_legend else _cell(float(w)) for w in row[first : first + num_shown])
+            table.add_row(Text(word), *cells, Text(text))
+        tables.append(table)
     marks = "   ".join(f"{mark} > {bound}" for bound, mark in LEGEND)
     note = marks if use_legend else "weights in hundredths; brighter = stronger"
-    return Group(table, Text(note, style="dim"))
+    return Group(*tables, Text(note, style="dim"))
 
 
 def _cell(weight: float) -> Text:

@@ -74,9 +74,7 @@ def import_(
     layers_dir: LayersDir = LAYERS_DIR,
 ) -> None:
     """Import one attention layer of a checkpoint into the layer directory."""
-    chosen: dict[str, Any] = dict(
-        layer=layer, prefix=prefix, family=family, heads=heads, add_zero_attn=add_zero_attn, scale=scale
-    )
+    chosen: Any = dict(layer=layer, prefix=prefix, family=family, heads=heads, add_zero_attn=add_zero_attn, scale=scale)
     (path,), pairs = separated(context, [str(source)], map_)
     with console(stderr=True).status("importing …"):
         from service.layers.importer import import_layer  # torch takes seconds to import
@@ -93,7 +91,7 @@ def _save(stored: StoredLayer, layers_dir: Path, *, replace: bool) -> Parity:
 
     store = Store(layers_dir)
     try:
-        held = None if replace else store.load(stored.name)
+        held = None if replace or not layers_dir.is_dir() else store.load(stored.name)
     except LayerMissing:
         held = None
     except LayerError as error:
@@ -156,6 +154,8 @@ def _row(path: Path) -> tuple[str, ...]:
     import orjson
 
     try:
+        if not path.is_file():  # opening a named pipe would wait for a writer
+            raise LayerError("the file is not a regular file")
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
             head = orjson.loads(file.read(min(size, MAX_HEAD_BYTES)))
@@ -187,9 +187,7 @@ def check(
     layers_dir: LayersDir = LAYERS_DIR,
 ) -> None:
     """Compare a stored layer with its source: print the largest absolute errors of output and weights."""
-    chosen: dict[str, Any] = dict(
-        layer=layer, prefix=prefix, family=family, heads=heads, add_zero_attn=add_zero_attn, scale=scale
-    )
+    chosen: Any = dict(layer=layer, prefix=prefix, family=family, heads=heads, add_zero_attn=add_zero_attn, scale=scale)
     (name, path), pairs = separated(context, [name, str(source)], map_)
     with console(stderr=True).status("checking …"):
         from service.layers.importer import import_layer

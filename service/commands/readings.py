@@ -7,6 +7,7 @@ masks, because the service has no such order. Readings with the same numbers are
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -54,24 +55,27 @@ class Found(NamedTuple):
 
 
 def readings_of(case: CaseFile, scales: list[float]) -> Iterator[Reading]:
-    """Yield each combination of conventions that the case leaves open; raises InvalidInput for a malformed case."""
-    _check(case)
-    request, softcap, seen = case.request, case.request.get("softcap"), set()
+    """Yield each combination of conventions that the case leaves open; raises InvalidInput if shapes fit none."""
+    request, softcap, seen, tried = case.request, case.request.get("softcap"), set(), []
     for layout, grouping, arrays in _arrays(case):
         factors = [request["scale"]] if "scale" in request else [arrays["query"].shape[3] ** -0.5, 1.0, *scales]
         sizes = (*arrays["query"].shape[:3], arrays["key"].shape[2])
+        tried.append(str(list(sizes)))
         tables, positions = _tables(case, sizes), _positions(sizes, request.get("window"))
         combinations = itertools.product(tables, positions, factors, (False, True))
         for (table, given), (position, placed), scale, is_last in combinations:
             masks = given + placed
             added = np.zeros((1, 1, *sizes[2:])) + sum(added_by(mask, *sizes[2:]) for mask in masks)
-            same = (layout, grouping, added.shape, added.tobytes(), scale, is_last)
+            same = (layout, grouping, added.shape, hashlib.sha256(added.tobytes()).digest(), scale, is_last)
             if same in seen or (is_last and (softcap is None or not added.any())):
                 continue
             seen.add(same)
             cap = "" if softcap is None else f"softcap {'after' if is_last else 'before'} masks"
             words = (layout, grouping, table, position, f"scale {scale:.6g}", cap)
             yield Reading(words, arrays, masks, added, scale, softcap, is_last)
+    if not seen:
+        fitting, mask = " or ".join(dict.fromkeys(tried)), case.tensors["mask"].bits
+        raise InvalidInput(f"mask {list(mask.shape)} fits no axes of [B, H, L, S] = {fitting}, or is not 0 and 1")
 
 
 def found_in(ask: Ask, reading: Reading, dtype: str) -> Iterator[Found]:
@@ -83,9 +87,7 @@ def found_in(ask: Ask, reading: Reading, dtype: str) -> Iterator[Found]:
         answer, _ = scaled_dot_product(inputs, added, **options, is_capped_last=True)
     else:
         body = {name: tensor_field(array) for name, array in zip(TENSORS, inputs, strict=False)}
-        masks = [
-            mask | {"values": tensor_field(mask["values"])} if "values" in mask else mask for mask in reading.masks
-        ]
+        masks = [m | {"values": tensor_field(m["values"])} if "values" in m else m for m in reading.masks]
         reply = ask(None, body | options | {"layout": "bhld", "masks": masks})
         answer = reply.array("output", reading.arrays["output"].shape)
     mean = inputs[2].mean(axis=2, keepdims=True).repeat(answer.shape[1] // inputs[2].shape[1], axis=1)
@@ -121,7 +123,7 @@ def _arrays(case: CaseFile) -> Iterator[tuple[str, str, Arrays]]:
 def _rows(array: np.ndarray, layout: str, heads: int | None) -> np.ndarray:
     """Return [B, H, L, d], or an empty array if it does not fit the layout."""
     axes = layout
-    if layout == "packed" and heads and array.ndim in LAYOUTS and array.shape[-1] % heads == 0:
+    if layout == "packed" and heads and array.ndim in LAYOUTS and array.size and array.shape[-1] % heads == 0:
         axes, array = "blhd"[3 - array.ndim :], array.reshape(*array.shape[:-1], heads, -1)
     if axes == "packed" or array.ndim != len(axes) or 0 in array.shape:
         return np.empty((0, 1, 0, 0))
@@ -130,7 +132,7 @@ def _rows(array: np.ndarray, layout: str, heads: int | None) -> np.ndarray:
 
 
 def _tables(case: CaseFile, sizes: tuple[int, ...]) -> list[tuple[str, Masks]]:
-    """Return words and masks for each kind (attend, ignore, bias) and axes that the mask's values and shape allow."""
+    """Return words and masks for each kind (attend, ignore, bias) and axes that the mask's values and shape allow, if any."""
     if "mask" not in case.tensors:
         return [("", [])]
     numbers = widened(case.tensors["mask"])
@@ -143,10 +145,6 @@ def _tables(case: CaseFile, sizes: tuple[int, ...]) -> list[tuple[str, Masks]]:
             for kind in kinds:
                 values = numbers if kind == "bias" else numbers.astype(bool)
                 found.append((f"{kind} {axes}", [{"kind": kind, "values": values, "axes": axes}]))
-    if not found:
-        raise InvalidInput(
-            f"mask {list(numbers.shape)} fits no axes of [B, H, L, S] = {list(sizes)}, or is not 0 and 1"
-        )
     return found
 
 
@@ -163,8 +161,8 @@ def _positions(sizes: tuple[int, ...], window: int | None) -> Iterator[tuple[str
         yield " ".join([*words, *[align] * bool(words and rows != keys)]), masks
 
 
-def _check(case: CaseFile) -> None:
-    """Raise InvalidInput for a tensor that is missing or not of floats, or a field that a case cannot fix."""
+def checked(case: CaseFile) -> CaseFile:
+    """Return the case; raises InvalidInput for a tensor that is missing or not of floats, or a field that a case cannot fix."""
     for name in TENSORS:
         if name not in case.tensors or "float" not in case.tensors[name].dtype:
             raise InvalidInput(f"the case has no tensor {name} of floats")
@@ -175,3 +173,4 @@ def _check(case: CaseFile) -> None:
             raise InvalidInput(
                 f"the request of a case can fix {', '.join(FIELDS)} with its own kind of value, got {name}"
             )
+    return case

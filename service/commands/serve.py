@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 # How long a thread may hold the interpreter lock that another waits for. The compute thread needs it between two products, a
 # hundred times in a large batch. With Python's default of 5 ms it would wait for a busy event loop as long as a product takes.
 SWITCH_INTERVAL_S = 0.0005
+DEVICES = Path("/dev")
 
 
 def serve(
@@ -125,8 +126,8 @@ def num_workers(settings: Settings) -> int:
 
     if settings.workers:
         return settings.workers
-    # The driver's device file shows a GPU without an import of torch.
-    has_gpu = settings.device != "cpu" and Path("/dev/nvidia0").exists()
+    # The driver's device files show a GPU without an import of torch. A container may have any one of a machine's GPUs.
+    has_gpu = settings.device != "cpu" and any(DEVICES.glob("nvidia[0-9]*"))
     return 1 if has_gpu else max(1, min(64, usable_cores() // settings.compute_threads))
 
 
@@ -220,10 +221,7 @@ def _server(
     from service.worker.server import Server
     from service.worker.service import Service
 
-    def leave(exit_code: int) -> None:
-        server.leave(exit_code)
-
-    service = Service(settings, telemetry, channel, leave, restore=restore)
+    service = Service(settings, telemetry, channel, lambda code: server.leave(code), restore=restore)  # noqa: PLW0108 (made below)
     times = dict(delay_s=settings.drain_delay_s, grace_s=settings.shutdown_grace_s)
     tls = settings.tls_cert_file, settings.tls_key_file
     server = Server(build(service), service, listener, transport_limits(settings), **times, tls=tls)

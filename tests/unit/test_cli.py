@@ -64,6 +64,17 @@ def test_an_example_is_understood(line):
     )  # raises a usage error for an option that it has not
 
 
+@pytest.mark.parametrize("error", [MemoryError(), MemoryError("bad allocation")])
+def test_a_lack_of_memory_is_one_sentence(monkeypatch, capfd, error):
+    def app(**_):
+        raise error
+
+    monkeypatch.setattr(cli, "app", app)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert (ended.value.code, *capfd.readouterr()) == (1, "", "attention-service: the memory does not suffice\n")
+
+
 @pytest.mark.parametrize(("option", "variable"), [("--layers-dir", "ATTENTION_LAYERS_DIR"), ("--url", "ATTENTION_URL")])
 def test_an_option_takes_the_same_variable_in_every_command(option, variable):
     """`serve` reads the variable with its settings."""

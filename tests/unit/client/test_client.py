@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import threading
+import types
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, assert_type
@@ -150,6 +152,7 @@ def test_top_k_has_its_three_parts(face):
     [
         ((np.zeros((2, 3), int),), {}, errors.BadDtype),
         (([[1.0]],), {}, errors.InvalidInput),
+        ((None, X), {}, errors.InvalidInput),
         ((X,), {"masks": [np.ones((3, 3), bool)]}, errors.MaskKindRequired),
         ((X,), {"masks": [masks.attend(np.array(["a"]))]}, errors.BadDtype),
         ((X,), {"masks": masks.causal()}, errors.InvalidInput),
@@ -264,7 +267,8 @@ def test_ready_is_true_only_for_a_200_and_is_not_retried(face, answer, is_ready)
 def test_a_json_request_is_sent_unchanged(face):
     service = Answering()
     body = {"query": [[1.0]], "masks": [{"kind": "causal"}]}
-    assert face(service).attend_json("small", body) == {"echo": body}
+    for given in (body, types.MappingProxyType(body)):
+        assert face(service).attend_json("small", given) == {"echo": body}
     assert service.seen[0].headers["content-type"] == "application/json"
 
 
@@ -366,8 +370,56 @@ def test_a_failed_item_raises_in_its_turn(face):
 
 def test_errors_may_be_returned_in_place_of_answers(face):
     service = Answering(problem_of(422, "non_finite"))
-    found = list(face(service).attend_many("small", [X, np.zeros(3, np.int64), X], window=1, on_error="yield"))
-    assert [type(outcome) for outcome in found] == [errors.NonFinite, errors.BadDtype, Answer]
+    items: list[Any] = [X, np.zeros(3, np.int64), X, None]
+    found = list(face(service).attend_many("small", items, window=1, on_error="yield"))
+    assert [type(outcome) for outcome in found] == [errors.NonFinite, errors.BadDtype, Answer, errors.InvalidInput]
+
+
+async def silent(request):
+    await asyncio.sleep(60)
+
+
+async def cut_off(request):
+    raise httpx2.ReadError("x")
+
+
+def test_an_error_that_is_returned_keeps_no_query(face):
+    queries: list[Any] = [X.copy(), X.copy(), X.copy(), X.astype(int)]
+    watched = [weakref.ref(query) for query in queries]
+    service = Answering(problem_of(422, "bad_shape"), httpx2.ConnectError("x"), silent)
+    items = (queries.pop(0) for _ in watched)
+    found = list(face(service, attempts=1).attend_many("small", items, timeout_s=0.05, window=1, on_error="yield"))
+    kinds = [errors.BadShape, errors.ConnectionFailed, errors.DeadlineExceeded, errors.BadDtype]
+    assert [type(outcome) for outcome in found] == kinds
+    gc.collect()
+    assert not any(ref() is not None for ref in watched)
+
+
+@pytest.mark.parametrize("trouble", [problem_of(422, "bad_shape"), cut_off, silent], ids=["refused", "cut off", "late"])
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_a_failed_call_leaves_nothing_to_the_garbage_collector(kind, trouble):
+    """Requests are large, and the collector counts objects, not bytes."""
+
+    async def main() -> None:
+        client = kind(transport=Answering(trouble).transport, attempts=1)
+        query = X.copy()
+        watched = weakref.ref(query)
+        with contextlib.suppress(ServiceError):
+            await client.attend("small", query, timeout_s=0.05 if trouble is silent else None)
+        del query
+        for _ in range(500):  # the client's thread may still be at work
+            if watched() is not None:
+                await asyncio.sleep(0.01)
+        assert watched() is None
+        if (closing := client.close()) is not None:
+            await closing
+
+    gc.collect()
+    gc.disable()
+    try:
+        asyncio.run(main())
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(

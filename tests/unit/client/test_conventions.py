@@ -242,6 +242,8 @@ PACKED = three(3, 2, 8)
         (lambda: conventions.onnx(*FOUR, None, *FOUR[:2], [3, 3]), errors.InvalidInput, "exclude each other"),
         (lambda: conventions.onnx(*FOUR, qk_matmul_output_mode=4), errors.InvalidInput, "0, 1, 2 or 3, got 4"),
         (lambda: conventions.onnx(*FOUR, torch.ones(3, 2)), errors.InvalidInput, "fewer keys than 3"),
+        (lambda: conventions.onnx(*FOUR, np.ones((3, 2), int)), errors.BadDtype, "booleans or floats, got int64"),
+        (lambda: conventions.torch_mha(*PACKED, None, attn_mask=np.ones((3, 3))), errors.InvalidInput, "num_heads must"),
         (lambda: conventions.keras(query=FOUR[0], value=FOUR[0], attention_mask=flags(3)), errors.BadMask, "3 or 4"),
         (lambda: conventions.keras(query=FOUR[0], value=FOUR[0], query_mask=flags(2)), errors.BadMask, "query_mask"),
         (lambda: conventions.flax(*FOUR, query_seq_lengths=[[1]]), errors.BadShape, "query_seq_lengths"),
@@ -256,6 +258,12 @@ def test_what_a_system_refuses_is_refused_in_a_sentence(call, error, words):
     with pytest.raises(error, match=words) as caught:
         call()
     assert isinstance(caught.value, errors.InvalidInput)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 5])
+def test_a_past_of_another_rank_is_left_to_the_service(rank):
+    past = np.ones((1,) * rank, np.float32)
+    assert conventions.onnx(*FOUR, past_key=past, past_value=past)["past_key"] is past
 
 
 def test_every_argument_is_one_of_the_client():

@@ -3,6 +3,8 @@
 import asyncio
 import gzip
 import math
+import socket
+import ssl
 import tomllib
 import traceback
 from pathlib import Path
@@ -297,6 +299,15 @@ def test_a_password_in_the_address_is_used_and_never_shown():
     assert service.seen[0].headers["authorization"].startswith("Basic ")
     assert "s3cret" not in str(raised.value)
     assert "s3cret" not in repr(ClientOptions(**{**QUICK, "url": address}))
+
+
+@pytest.mark.parametrize("cause", [ssl.SSLCertVerificationError("x"), ssl.SSLError("x"), socket.gaierror(-2, "x")])
+def test_a_failed_handshake_or_look_up_is_named(cause):
+    failure, below = httpx2.ConnectError("x"), OSError("x")
+    failure.__context__, below.__context__ = below, cause
+    name = type(cause).__name__
+    with pytest.raises(ConnectionFailed, match=rf"no answer from http://service:8000: {name}\. Is the service"):
+        asked(Answering(failure), options={"attempts": 1})
 
 
 def test_an_address_with_a_path_keeps_it():

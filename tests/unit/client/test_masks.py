@@ -2,6 +2,7 @@
 
 import enum
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -160,9 +161,15 @@ def test_a_mask_that_torch_would_not_take_is_refused():
             masks.attn_mask(torch.zeros(shape), num_heads=4)
     with pytest.raises(errors.BadShape):
         masks.key_padding_mask(torch.zeros(2, 4, 5))
-    for num_heads in (0, -4):
-        with pytest.raises(errors.InvalidInput, match=f"num_heads must be at least 1, got {num_heads}"):
-            masks.attn_mask(torch.zeros(4, 3, 5), num_heads)
+    odd: Any
+    for odd in (0, -4, 2.0, "4", None):
+        with pytest.raises(errors.InvalidInput, match="num_heads must be a whole number and at least 1"):
+            masks.attn_mask(torch.zeros(4, 3, 5), odd)
+    for odd in ([[True]], None):
+        with pytest.raises(errors.InvalidInput, match="attn_mask must be a NumPy array or a torch tensor, got "):
+            masks.attn_mask(odd, 4)
+        with pytest.raises(errors.InvalidInput, match="key_padding_mask must be a NumPy array or a torch tensor, got "):
+            masks.key_padding_mask(odd)
     for mask in (lambda: masks.attn_mask(torch.zeros(3, 5).int(), 4), lambda: masks.key_padding_mask(np.ones(3, int))):
         with pytest.raises(errors.BadDtype):
             mask()

@@ -4,6 +4,7 @@ import math
 from fractions import Fraction
 from typing import Any
 
+import httpx2
 import numpy as np
 import pytest
 
@@ -18,7 +19,8 @@ NO_COUNTS = [0, -1, 1.5, 2.0, math.nan, math.inf, "8", None, [1]]
 
 @pytest.mark.parametrize(
     "url",
-    ["", "nonsense", "ftp://x", "http://", "http://x:y", "http://x/?q=1", "http://x/#f", "unix:///x", None, 5, b"http://x", "http://127.0.0.1:1/\x00"],
+    ["", "nonsense", "ftp://x", "http://", "http://x:y", "http://x/?q=1", "http://x/#f", "unix:///x", None, 5, b"http://x", httpx2.URL("http://x"),
+     "http://127.0.0.1:1/\x00"],
     ids=repr,
 )  # fmt: skip
 def test_an_invalid_address_is_refused(url):
@@ -59,6 +61,12 @@ def test_a_key_is_printable_text(key):
         ClientOptions(**{**QUICK, "api_key": key})
 
 
+def test_a_key_and_a_user_name_exclude_each_other():
+    """Both are sent as Authorization, and the user name would replace the key."""
+    with pytest.raises(InvalidInput, match="api_key and a user name in url"):
+        ClientOptions(**{**QUICK, "url": "http://me:pass@x", "api_key": "key"})
+
+
 @pytest.mark.parametrize("request_id", ["", "a b", "x" * 129, 5, b"x"], ids=repr)
 def test_a_request_id_is_short_plain_text(request_id):
     with pytest.raises(InvalidInput, match="request_id"):
@@ -74,3 +82,8 @@ def test_an_invalid_timeout_is_refused(timeout_s):
 @pytest.mark.parametrize("timeout_s", [3, 3.0, np.float32(3), np.int8(3), Fraction(3)], ids=repr)
 def test_a_timeout_may_be_of_any_numeric_type(timeout_s):
     assert checked_timeout(timeout_s) == 3.0
+
+
+@pytest.mark.parametrize("timeout_s", [10**400, 2e9, math.inf, None], ids=["10**400", "2e9", "inf", "None"])
+def test_a_timeout_of_decades_is_none(timeout_s):
+    assert checked_timeout(timeout_s) is None

@@ -33,6 +33,12 @@ def test_tensors_and_metadata_are_read():
     assert json.loads(metadata["response"]) == FACTS
 
 
+@pytest.mark.parametrize("metadata", [b"", b', "__metadata__": null'])
+def test_a_body_may_have_no_metadata(metadata):
+    header = b'{"x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}%s}' % metadata
+    assert read(with_header(header, b"\0" * 4))[1] == {}
+
+
 @pytest.mark.parametrize("cut", range(0, len(WHOLE), 7))
 def test_a_truncated_body_is_refused(cut):
     assert not readable(WHOLE[:cut])

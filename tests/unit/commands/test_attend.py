@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +158,9 @@ def test_an_npy_file_holds_the_output_alone_and_json_has_minus_infinity_as_a_str
         (("--mask", "attend values"), '^"values" is not understood'),
         (("--mask", "kind=attend"), '^"kind=attend" is not understood'),
         (("--mask", ""), "^the kind is missing$"),
+        (("--mask", "attend kind=ignore values=ls.npy"), '^"kind=ignore" is not understood'),
+        (("--mask", "lengths values=[1,2] values=[2,2]"), r'^"values=\[2,2\]" is not understood'),
+        (("--request", "body.json"), "^give either --query"),
         (("--mask", "padding values=1"), "masks\\[0\\].kind must be one of attend, ignore"),
         (("--mask", "window width=3"), 'unknown field "width" in masks'),
         (("--weights", "top_k"), "weights.k is required"),
@@ -187,6 +192,24 @@ def test_a_missing_file_is_one_sentence_with_its_path(tmp_path, monkeypatch, arg
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ServiceError, match=r"^missing cannot be read: No such file or directory$"):
         run(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ('{"query": [[1]], "query": [[2]], "key": [[1]], "value": [[1]]}', "has a duplicate key$"),
+        (
+            '{"query": [[1]], "key": [[1]], "value": [[1]], "masks": [{"kind": "attend", "kind": "ignore"}]}',
+            "duplicate key$",
+        ),
+        ("[[1]]", "must be a JSON object$"),
+        ("5", "must be a JSON object$"),
+    ],
+)
+def test_a_request_file_is_refused_for_what_the_service_refuses_in_a_body(tmp_path, content, words):
+    (tmp_path / "body.json").write_text(content, encoding="utf-8")
+    with pytest.raises(ServiceError, match=words):
+        run("attention", "--request", tmp_path / "body.json", "--local")
 
 
 def archive(compressed: bytes) -> bytes:
@@ -256,6 +279,19 @@ def test_weights_that_are_not_from_0_to_1_are_drawn_too(tmp_path):
     assert [row.split()[1:3] for row in rows] == [["-50", "??"], ["??", "150"]]
 
 
+def test_the_summary_of_infinite_numbers_has_no_warning_of_numpy(tmp_path):
+    np.save(tmp_path / "q.npy", np.array([[1e20]], np.float32))
+    np.save(tmp_path / "k.npy", np.array([[1e20], [-1e20]], np.float32))
+    words = (
+        f"attention --query {tmp_path}/q.npy --key {tmp_path}/k.npy --value {tmp_path}/k.npy --scores scaled --local"
+    )
+    found = subprocess.run(
+        [sys.executable, "-m", "service", *words.split()], capture_output=True, text=True, check=True
+    )
+    assert "scores float32 [1, 2]  min -inf  mean nan  max inf" in found.stdout
+    assert not found.stderr
+
+
 @pytest.mark.parametrize("variables", [{"ATTENTION_URL": "http://127.0.0.1:9"}, {"ATTENTION_PORT": "9"}])
 @pytest.mark.parametrize("command", ["attend small --query q.npy", "attention --query q.npy", "golden --out x"])
 def test_every_command_that_asks_takes_the_address_of_the_environment_and_names_it(
@@ -320,20 +356,34 @@ def test_names_of_files_are_printed_as_they_are(files, name):
     [
         (("show",), "either a layer or --weights"),
         (("show", "layer", "--weights", "w.npz"), "either a layer or --weights"),
+        (("show", "--weights", "w.npz", "--query", "w2.npy"), "either a layer or --weights"),
+        (("show", "--weights", "w.npz", "--request", "w2.npy"), "either a layer or --weights"),
+        (("show", "--weights", "w.npz", "--causal", "top_left"), "either a layer or --weights"),
+        (("show", "--weights", "w.npz", "--mask", "causal"), "either a layer or --weights"),
+        (("attend", "layer", "--request", "w2.npy", "--key", "w2.npy"), "^give either --query"),
+        (("attend", "layer", "--request", "w2.npy", "--value", "w2.npy"), "^give either --query"),
+        (("attend", "layer", "--key", "w2.npy"), "^give either --query"),
         (("show", "--weights", "missing.npz"), "missing.npz"),
         (("show", "--weights", "w.npz", "--sequence", 2), "--sequence must be below 2"),
         (("show", "--weights", "w3.npy", "--sequence", 2), "--sequence must be below 2"),
         (("show", "--weights", "w2.npy", "--sequence", 1), "--sequence must be below 1"),
-        (("show", "--weights", "w3.npy", "--head", 0), r"^w3.npy has no heads to choose from: float32 \[2, 4, 4\]$"),
-        (("show", "--weights", "w2.npy", "--head", 3), r"^w2.npy has no heads to choose from: float32 \[4, 4\]$"),
+        (
+            ("show", "--weights", "w3.npy", "--head", 0),
+            r"^w3.npy has no heads .* float32 \[2, 4, 4\]; --sequence chooses",
+        ),
+        (("show", "--weights", "w2.npy", "--head", 3), r"^w2.npy has no heads to choose from: float32 \[4, 4\]; "),
         (("show", "--weights", "none.npy"), r"must hold weights .* got float32 \[4, 0\]"),
         (("show", "--weights", "w.npz", "--head", 3), "--head must be below 3"),
+        (("show", "--weights", "k.npz"), "^k.npz has no array called weights$"),
+        (("show", "--weights", "empty.npz"), "^empty.npz has no array called weights$"),
         (("show", "--weights", "flat.npy"), "must hold weights"),
     ],
 )
 def test_show_says_what_is_wrong_with_the_file_or_the_choice(tmp_path, monkeypatch, arguments, words):
     monkeypatch.chdir(tmp_path)
     np.savez("w.npz", weights=np.ones((2, 3, 4, 4), np.float32))
+    np.savez("k.npz", output=np.ones((4, 4)), values=np.ones((4, 2)))
+    np.savez("empty.npz")
     for name, shape in {"flat": (4,), "w2": (4, 4), "w3": (2, 4, 4), "none": (4, 0)}.items():
         np.save(f"{name}.npy", np.ones(shape, np.float32))
     with pytest.raises(ServiceError, match=words):

@@ -121,6 +121,37 @@ def test_the_layout_is_found_or_fixed(path):
     assert "packed, repeat" in found.stdout
 
 
+@pytest.mark.parametrize("shape", [(2, 4, 5, 8), (3, 1, 6, 4), (5, 5, 5, 5)])
+@pytest.mark.parametrize("layout", ["bhld", "blhd"])
+@pytest.mark.parametrize("axes", ["s", "ls", "bs"])
+def test_a_mask_chooses_among_layouts_that_all_tensors_fit(path, shape, layout, axes):
+    """As in self-attention, where rows and heads could be exchanged."""
+    rng = np.random.default_rng(1)
+    b, _, keys, _ = shape
+    arrays = {name: rng.standard_normal(shape) for name in ("query", "key", "value")}
+    mask = rng.random({"s": (keys,), "ls": (keys, keys), "bs": (b, keys)}[axes]) < 0.6
+    mask[..., 0] = True
+    by_axes = mask.reshape({"s": (1, 1, 1, keys), "ls": (1, 1, keys, keys), "bs": (b, 1, 1, keys)}[axes])
+    output = oracle.scaled_dot_product(tuple(arrays.values()), [oracle.Attend(by_axes)]).output
+    raws = {}
+    for name, array in (arrays | {"output": output}).items():
+        raws[name] = rounded(array if layout == "bhld" else array.swapaxes(1, 2), "float64")
+    path.write_bytes(write(raws | {"mask": Raw("bool", mask)}, {}))
+    found = CliRunner().invoke(app, ["compare", str(path), "--local", "--top", "1"], env={"COLUMNS": "200"})
+    assert found.exit_code == 0, found.output
+    assert f"{layout}, attend {axes}" in " ".join(found.stdout.split())
+
+
+def test_a_mask_that_fits_no_layout_is_named_with_the_sizes_of_each(path):
+    raws = dict.fromkeys(("query", "key", "value", "output"), Raw("float32", np.ones((2, 4, 5, 8), np.float32)))
+    path.write_bytes(write(raws | {"mask": Raw("bool", np.ones((7, 7), bool))}, {}))
+    with pytest.raises(ServiceError) as raised:
+        CliRunner().invoke(app, ["compare", str(path), "--local"], catch_exceptions=False)
+    assert raised.value.message == (
+        "mask [7, 7] fits no axes of [B, H, L, S] = [2, 4, 5, 5] or [2, 5, 4, 4], or is not 0 and 1"
+    )
+
+
 def test_an_output_that_no_reading_reproduces_is_an_error_that_says_the_nearest(path):
     with pytest.raises(
         ServiceError, match=r"no reading reproduces the output within 2e-05; the nearest, bhld, .* off by"
@@ -169,6 +200,14 @@ def test_a_file_that_is_no_case_is_one_sentence(path, content, words):
 def test_tensors_of_a_rank_that_no_layout_has_are_one_sentence(path, rank, fixed):
     raws = dict.fromkeys(("query", "key", "value", "output"), Raw("float32", np.ones((2,) * rank, np.float32)))
     path.write_bytes(write(raws, {"request": json.dumps(fixed)}))
+    with pytest.raises(ServiceError, match="no layout fits query"):
+        CliRunner().invoke(app, ["compare", str(path), "--local"], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("shape", [(0, 2), (2, 0), (0, 2, 4), (2, 0, 4), (0, 0)])
+def test_tensors_without_numbers_are_one_sentence(path, shape):
+    raws = dict.fromkeys(("query", "key", "value", "output"), Raw("float32", np.ones(shape, np.float32)))
+    path.write_bytes(write(raws, {"request": '{"num_heads": 2}'}))
     with pytest.raises(ServiceError, match="no layout fits query"):
         CliRunner().invoke(app, ["compare", str(path), "--local"], catch_exceptions=False)
 

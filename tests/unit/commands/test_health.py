@@ -36,16 +36,42 @@ def test_an_unready_service_is_exit_code_1_with_its_reason(monkeypatch, capfd):
         assert run_command(["--url", url], monkeypatch, capfd) == expected
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b"\xff", b'{"detail": 5}', b'{"detail": "two\\nlines"}'])
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"[]", b"{}", b"\xff", b'{"detail": 5}', b'{"detail": "two\\nlines"}', b"[" * 60_000],
+    ids=lambda body: repr(body[:30]),
+)
 def test_an_answer_without_a_reason_is_one_line_too(body):
     with answering(503, body) as (url, _):
         assert ask(url, 4) == (False, "not ready: 503")
+
+
+@pytest.mark.parametrize("body", [b"", b"<html></html>", b"[]", b'{"status": "ok"}', b'{"status": ["ready"]}'])
+def test_another_server_that_answers_200_is_not_ready(body):
+    with answering(200, body) as (url, _):
+        assert ask(url, 4) == (False, "not ready: 200")
 
 
 def test_a_redirect_is_not_followed():
     with answering(307, b"") as (url, asked):
         assert ask(url, 4) == (False, "not ready: 307")
     assert asked == ["/readyz"]
+
+
+def test_an_address_with_a_path_keeps_it():
+    with answering(200, READY) as (url, asked):
+        assert ask(f"{url}/attention/", 4) == (True, "ready")
+    assert asked == ["/attention/readyz"]
+
+
+@pytest.mark.parametrize(
+    "url", ["http://me:pa/ss@127.0.0.1:x", "ftp://me:pa/ss@127.0.0.1", "http://me:pass@127.0.0.1:1"]
+)
+def test_a_password_in_the_url_is_not_printed(url, monkeypatch, capfd):
+    code, out, err = run_command(["--url", url], monkeypatch, capfd)
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert "127.0.0.1" in err
+    assert "ss" not in err.replace("address", "").replace("does not", "")
 
 
 def test_a_refused_connection_is_not_ready():
@@ -101,7 +127,12 @@ HOSTS = [
 
 @pytest.mark.parametrize(
     "url",
-    ["127.0.0.1:8000", "ftp://127.0.0.1", *(f"{scheme}://{host}" for host in HOSTS for scheme in ("http", "https"))],
+    [
+        "127.0.0.1:8000",
+        "ftp://127.0.0.1",
+        "http://127.0.0.1/é",
+        *(f"{scheme}://{host}" for host in HOSTS for scheme in ("http", "https")),
+    ],
 )
 def test_an_invalid_url_is_refused_and_named(url):
     with pytest.raises(InvalidInput) as run_command:

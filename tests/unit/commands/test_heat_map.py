@@ -35,3 +35,23 @@ def test_words_head_the_columns_only_if_all_weights_fit_beside_them(queries, key
         assert all(query in text.getvalue() for query in queries)
     if width >= 120:
         assert has_words
+
+
+@pytest.mark.parametrize("width", [60, 80, 81, 200])
+@pytest.mark.parametrize("size", [3, 12, 40, 101])
+@pytest.mark.parametrize("use_legend", [True, False])
+def test_columns_that_have_no_room_follow_in_further_tables(size, width, use_legend):
+    """Every weight and every row's word and strongest key are shown, within the width."""
+    words = [f"w{n}" for n in range(size)]
+    text = io.StringIO()
+    drawn = draw(np.eye(size), words, words, title="a title", use_legend=use_legend, width=width)
+    Console(file=text, width=width).print(drawn)
+    lines = text.getvalue().splitlines()[1:-1]
+    rows = [line.split() for line in lines if line.split()[-1] == "1.000"]
+    heads = [head for line in lines for head in line.split()[:-1] if line.split()[-1] == "strongest"]
+    assert heads in (words, [str(n) for n in range(size)])
+    assert len(rows) == size * (len(lines) - len(rows))
+    assert sum(row[1:].count("*" if use_legend else "100") for row in rows) == size
+    assert all(row[-2] in words and row[-2] in row[:2] for row in rows)
+    assert text.getvalue().count("a title") == 1
+    assert max(map(len, lines)) <= width

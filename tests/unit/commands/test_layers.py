@@ -97,6 +97,19 @@ def test_a_file_that_cannot_be_read_is_overwritten_only_with_replace(run_command
     assert run_command("import", path, "--name", "mine", "--heads", 3, "--replace")[0] == 0
 
 
+def test_replace_is_not_offered_where_the_directory_is_a_file(run_command, tmp_path):
+    (tmp_path / "layers").touch()
+    expected = (1, "", 'attention-service: layer "mine": the layer directory cannot be written\n')
+    assert run_command("import", file(tmp_path, gpt2(12)), "--name", "mine", "--heads", 3) == expected
+
+
+def test_a_list_does_not_wait_for_a_named_pipe(run_command, tmp_path):
+    (tmp_path / "layers").mkdir()
+    os.mkfifo(tmp_path / "layers" / "pipe.safetensors")
+    code, _, err = run_command("list")
+    assert (code, err) == (1, 'layer "pipe": the file is not a regular file\n')
+
+
 def test_a_layer_that_float32_cannot_compute_is_not_stored(run_command, tmp_path):
     tensors = {key: value.double() * 1e30 for key, value in gpt2(12).items()}
     code, out, err = run_command("import", file(tmp_path, tensors), "--name", "huge", "--heads", 3)

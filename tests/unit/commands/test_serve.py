@@ -6,9 +6,11 @@ import pytest
 import typer
 
 from service import cli
+from service import settings as settings_module
 from service.attention import heap as memory
 from service.commands import serve
 from service.observability import logs
+from service.settings import load_settings
 
 
 @pytest.fixture
@@ -35,6 +37,20 @@ def test_a_worker_keeps_freed_memory_and_shares_the_interpreter_quickly(served, 
     assert ended.value.exit_code == 3
     assert served["kept"] == [True]
     assert served["interval"] == pytest.approx(serve.SWITCH_INTERVAL_S)
+
+
+@pytest.mark.parametrize("name", ["nvidia0", "nvidia3", "nvidia12"])
+def test_a_gpu_of_any_number_has_one_worker_by_default(monkeypatch, tmp_path, name):
+    """A container on a machine of several GPUs has the device file of its own only."""
+    monkeypatch.setattr(serve, "DEVICES", tmp_path)
+    monkeypatch.setattr(settings_module, "usable_cores", lambda: 8)
+    for other in ("nvidiactl", "nvidia-uvm", "null"):
+        (tmp_path / other).touch()
+    given = load_settings(workers=0, compute_threads=2)
+    assert serve.num_workers(given) == 4
+    (tmp_path / name).touch()
+    assert serve.num_workers(given) == 1
+    assert serve.num_workers(given.model_copy(update={"device": "cpu"})) == 4
 
 
 @pytest.mark.parametrize("place", ["none", "file/layers", "file", "a" * 300, "a" * 300 + "/layers"])
