@@ -3,8 +3,9 @@
 Attention without a layer (`attention_request.py`) has the same weights, limits and last steps. The names of an answer's tensors,
 and the facts beside them, are here too, because every form of an answer has them.
 Invariants: Every error that one request can contain is found before the request is queued. The checks run in the order of the
-contract: unknown field, dtype, shape, mask, cost. Counting masked rows may be left to the caller, because it is slow for many
-scores. Sizes are Python integers, which do not overflow.
+contract: unknown field, dtype, shape, mask, cost. What costs too much by its shapes alone is refused before masks are made.
+Counting masked rows may be left to the caller, because it is slow for many scores. Sizes are Python integers, which do not
+overflow.
 """
 
 from __future__ import annotations
@@ -284,7 +285,10 @@ def check_request(
     source = query if key is None else key
     sizes = Sizes(query.shape[0], spec.num_heads, query.shape[1], source.shape[1])
     wanted = None if body.weights is None else body.weights.wanted(sizes._replace(keys=sizes.keys + spec.extra_keys))
-    call = Call(query, key, value, masks.combined(sizes, is_batch=is_batch), wanted)
+    call = Call(query, key, value, None, wanted)
+    if body.masks:
+        limits.check(_cost(spec, call, sizes), 0)  # before masks are made of these sizes
+        call = call._replace(mask=masks.combined(sizes, is_batch=is_batch))
     cost = _cost(spec, call, sizes)
     # Tables are float32, or float64 for a float64 query.
     itemsize = torch.promote_types(query.dtype, torch.float32).itemsize
