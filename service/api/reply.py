@@ -29,7 +29,6 @@ from service.http.request_parser import HeaderFields
 JSON = b"application/json"
 SAFETENSORS = b"application/vnd.safetensors"
 OCTET_STREAM = b"application/octet-stream"
-_UTF8_NAMES = (b"utf-8", b"utf8")
 # A parameter: a token, then a token or a quoted string (RFC 9110, section 5.6.6).
 _PARAMETER = re.compile(rb';[ \t]*([^\s;="]+)[ \t]*=[ \t]*("(?:[^"\\]|\\.)*"|[^\s;"]*)')
 _WEIGHT = re.compile(rb";\s*q\s*(?:=([^;]*))?(?:;|$)")
@@ -43,7 +42,7 @@ def body_type(fields: HeaderFields, taken: tuple[bytes, ...]) -> bytes:
         return value
     media = value.partition(b";")[0].strip().lower()
     charsets = [text.strip(b'"').lower() for name, text in _PARAMETER.findall(value) if name.lower() == b"charset"]
-    if media not in taken or any(charset not in _UTF8_NAMES for charset in charsets):
+    if media not in taken or not set(charsets) <= {b"utf-8", b"utf8"}:
         raise UnsupportedMediaType(f"Content-Type must be {b' or '.join(taken).decode()}, with text in UTF-8")
     return media
 
@@ -128,14 +127,12 @@ async def send_reply(send: Send, headers: Headers, pieces: Iterable[Piece], codi
             headers = [*headers, (b"content-encoding", coding)]
             # A block may give no bytes for a while, so each one pauses.
             pieces, pause_bytes = _compressed(itertools.chain(pieces, rest), coding), 0
-    rest = iter(())
+    rest = iter(() if isinstance(pieces, Sequence) else pieces)
     if isinstance(pieces, Sequence):
-        begun, size, has_length = pieces, sum(map(len, pieces)), True
+        begun, size = pieces, sum(map(len, pieces))
     else:
-        rest = iter(pieces)
         begun, size = await collected(rest, WHOLE_BYTES, pause_bytes)
-        has_length = size <= WHOLE_BYTES
-    if has_length:
+    if size <= WHOLE_BYTES or isinstance(pieces, Sequence):
         headers = [*headers, (b"content-length", str(size).encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     if size <= WHOLE_BYTES:

@@ -256,11 +256,10 @@ class AnswerFacts(NamedTuple):
     timing_ms: Callable[[], dict[str, float]]
 
     def to_json(self) -> dict[str, Any]:
-        batch = self.batch
         return {
             "masked_rows": self.masked_rows,
             "layer": {"name": self.layer, "digest": self.digest},
-            "batch": {"requests": batch.requests, "sequences": batch.sequences, "tokens": batch.tokens},
+            "batch": {name: getattr(self.batch, name) for name in ("requests", "sequences", "tokens")},
             "timing_ms": self.timing_ms(),
         }
 

@@ -79,12 +79,11 @@ def check_attention(
     masks = RequestMasks(body.masks, mask_params)
     given = {name: found for name in TENSORS if (found := getattr(body, name)) is not None or name in REQUIRED}
     check_fields([(found, float_field(name)) for name, found in given.items()] + masks.fields())
-    query = decode_tensor(body.query, float_field("query"))
-    layout = layout_of(body.layout, query.dim(), body.num_heads, body.num_kv_heads)
+    tensors = {"query": decode_tensor(body.query, float_field("query"))}
+    layout = layout_of(body.layout, tensors["query"].dim(), body.num_heads, body.num_kv_heads)
     if layout.has_batch:
         masks.check_axes()
-    others = {name: decode_tensor(found, float_field(name)) for name, found in given.items() if name != "query"}
-    tensors = {"query": query, **others}
+    tensors |= {name: decode_tensor(found, float_field(name)) for name, found in given.items() if name != "query"}
     call = _call(body, layout, tensors)
     past = 0 if call.past_key is None else call.past_key.shape[2]
     b, n, rows, _ = call.query.shape
@@ -123,7 +122,7 @@ def _call(body: AttentionRequest, layout: Layout, tensors: Mapping[str, torch.Te
         sinks=tensors.get("sinks"),
         has_lse=body.lse,
         has_present=body.present,
-        rows_first=layout.rows_first,
+        rows_first="lh" in layout.axes,  # the heads of one row lie side by side
     )
     _check_together(call)
     return call

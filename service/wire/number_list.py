@@ -20,6 +20,7 @@ Float64s: TypeAlias = npt.NDArray[np.float64]
 
 BEYOND_FLOAT64 = "a number beyond the range of float64"
 NO_VALUES = np.empty(0)
+_OVERFLOW = 2**1024 - 2**970  # the least integer that rounds to no float64
 OTHER_SHAPE = "a list or a number of another shape"
 
 _NAMES: dict[type, str] = {type(None): "null", dict: "an object", str: "a string"}
@@ -111,11 +112,4 @@ def index_of(position: int, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _is_number(item: object) -> bool:
-    if item == "-inf":
-        return True
-    if not isinstance(item, int | float):
-        return False
-    try:
-        return math.isfinite(float(item))
-    except OverflowError:
-        return False
+    return item == "-inf" or (isinstance(item, int | float) and abs(item) < _OVERFLOW)
