@@ -30,8 +30,9 @@ MAX_TEXT_NUMBERS = 2**20
 MAX_MEMBERS = 32_768
 """Members of objects, and entries of lists that hold objects."""
 MAX_CHARACTERS = 2**20
-"""Characters in names, and in strings up to LONG_STRING."""
+"""Characters in names, in strings up to LONG_STRING, and in integers from LONG_INTEGER on."""
 LONG_STRING = 1024
+LONG_INTEGER = 2**256
 # An answer repeats a name that the caller sent only if it has this form.
 ECHOED = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,31}")
 # simdjson finds a member by linear search.
@@ -44,6 +45,10 @@ _ROUNDED_FROM = 2**53
 # Seconds per byte, and per mark of a number (in Python's slower parser), list, member and object; measured on two cores, 2026.
 _BYTE_S = 1.2e-9
 _MARKS_S = {",": 6e-8, "[": 4e-7, ":": 6e-7, "{": 4e-6}
+# And per eight digits of a number from the 24th on: each parser takes long for such a number.
+_DIGITS_S = 1.3e-7
+_EIGHT_TRUE = int.from_bytes(b"\1" * 8)
+_FEW_BYTES = 2**18
 _COUNTED_BYTES = 4 * 2**20
 # simdjson's letters for kinds of numbers.
 _KINDS: dict[Literal["i", "u", "d"], type[np.generic]] = {"i": np.int64, "u": np.uint64, "d": np.float64}
@@ -86,7 +91,15 @@ def parse_s(body: bytes | bytearray) -> float:
     """Return an upper estimate of the seconds that `parse` takes; infinite for a body whose marks take long to count."""
     if len(body) > _COUNTED_BYTES:
         return math.inf
-    return len(body) * _BYTE_S + sum(_count(body, mark) * seconds for mark, seconds in _MARKS_S.items())
+    seconds = len(body) * _BYTE_S + sum(_count(body, mark) * seconds for mark, seconds in _MARKS_S.items())
+    return seconds + _count_digits(body) * _DIGITS_S if len(body) > _FEW_BYTES else seconds
+
+
+def _count_digits(body: bytes | bytearray) -> int:
+    """Return how many groups of eight digits, counted from the body's start, follow two such groups."""
+    are_digits = np.frombuffer(body, np.uint8, len(body) // 8 * 8) - np.uint8(ord("0")) < np.uint8(10)
+    groups = are_digits.view(np.uint64) == _EIGHT_TRUE
+    return int(np.count_nonzero(groups[2:] & groups[1:-1] & groups[:-2]))
 
 
 def _count(body: bytes | bytearray, mark: str) -> int:
@@ -222,8 +235,7 @@ class _Reader:
             return self._object(found, depth)
         if isinstance(found, simdjson.Array | list):
             return self._list(found, depth)
-        if isinstance(found, str):
-            self._count_characters(found)
+        self._count_characters(found)
         return found  # type: ignore[return-value]  # a scalar of JSON
 
     def _object(self, pairs: list[tuple[str, object]], depth: int) -> dict[str, Json]:
@@ -239,11 +251,7 @@ class _Reader:
 
     def _list(self, entries: simdjson.Array | list[object], depth: int) -> Json:
         self._check_depth(depth + 1)
-        if not len(entries):
-            self.num_lists += 1
-            return []
-        first = entries[0]
-        if isinstance(first, simdjson.Object | _Pairs):
+        if not len(entries) or isinstance(first := entries[0], simdjson.Object | _Pairs):
             return self._list_of_objects(entries, depth)
         if self._uses_fast_path and isinstance(entries, simdjson.Array) and type(first) in (int, float, simdjson.Array):
             numbers = self._array(entries, first, depth)
@@ -301,8 +309,7 @@ class _Reader:
         self._num_numbers += num_values
         if num_lists == 1 and (len(whole) <= _SHORT or _are_rounded(whole)):
             for entry in whole:
-                if isinstance(entry, str):
-                    self._count_characters(entry)
+                self._count_characters(entry)
             return whole  # type: ignore[return-value]  # scalars of JSON
         return nested_numbers(whole) if self._num_numbers <= self._max_numbers else []
 
@@ -315,11 +322,15 @@ class _Reader:
         if self._num_members > MAX_MEMBERS:
             raise InvalidInput(f"the body has more than {MAX_MEMBERS:,} members and entries besides its numbers")
 
-    def _count_characters(self, text: str) -> None:
-        if len(text) <= LONG_STRING:
-            self._num_characters += len(text)
+    def _count_characters(self, found: object) -> None:
+        """Count the characters of a short string or a long integer: after the helper process, the worker reads them again."""
+        if isinstance(found, str):
+            self._num_characters += len(found) if len(found) <= LONG_STRING else 0
+        elif isinstance(found, int) and not -LONG_INTEGER < found < LONG_INTEGER:
+            self._num_characters += found.bit_length() * 3 // 10
         if self._num_characters > MAX_CHARACTERS:
-            raise InvalidInput(f"the body has more than {MAX_CHARACTERS:,} characters in names and short strings")
+            words = "characters in names, short strings and long integers"
+            raise InvalidInput(f"the body has more than {MAX_CHARACTERS:,} {words}")
 
 
 def _are_rounded(entries: list[object]) -> bool:

@@ -24,7 +24,7 @@ from service.errors import (
     ServiceError,
 )
 from service.wire import json_document
-from service.wire.json_document import parse
+from service.wire.json_document import MAX_CHARACTERS, parse, parse_s
 from service.wire.json_process import pack, unpack
 from service.wire.number_list import NumberList
 from tests.unit.wire.strict_reference import Documents, has_infinity, regular, strict
@@ -450,6 +450,15 @@ class TestLimits:
         body = ('{"z":[' + "{" + filler * (300_000 // len(filler)) + '"y":1}]}').encode()
         assert type(refused(body)) in {InvalidInput, DuplicateKey}
 
+    @pytest.mark.parametrize("place", ['{"a":[%s]}', '{"a":[{},%s]}', '{"a":[[%s],{}]}'])
+    def test_long_integers_have_a_limit(self, place):
+        """The worker reads them a second time: 16 MiB of them held its event loop for 260 ms."""
+        most = MAX_CHARACTERS // 4300
+        assert parsed((place % ",".join(["9" * 4300] * (most - 1))).encode())
+        error = refused((place % ",".join(["9" * 4300] * (most + 10))).encode())
+        assert isinstance(error, InvalidInput)
+        assert "long integers" in error.message
+
     def test_text_that_is_no_json_is_bad_json_at_any_size(self):
         for body in (
             b"x" * 2**20,
@@ -463,6 +472,22 @@ class TestLimits:
     def test_many_small_lists_fit(self):
         lists = {f"k{i}": [i, [i, "x"], {"v": None}] for i in range(600)}
         assert parsed(json.dumps(lists).encode()) == lists
+
+
+class TestEstimate:
+    """`parse_s` is an upper estimate, also for numbers of many digits."""
+
+    @pytest.mark.parametrize("number", ["9" * 4300, "9" * 300, "0." + "7" * 100, "1" + "0" * 60 + "e-60"])
+    def test_numbers_of_many_digits_take_long(self, number):
+        """Integers of 4,300 digits held the event loop for 65 ms, decimals of 100 digits for 28 ms."""
+        assert parse_s(body_of("[" + ",".join([number] * (2**21 // len(number))) + "]")) > 0.02
+
+    @pytest.mark.parametrize(
+        "text", ['"' + "QUJDREVG0123456789/+abcd" * 2**17 + '"', "[" + "0.12345678901234567," * 2**16 + "0]"]
+    )
+    def test_other_bodies_take_as_long_as_their_bytes_and_marks(self, text):
+        body = body_of(text)
+        assert parse_s(body) == pytest.approx(len(body) * 1.2e-9 + body.count(b",") * 6e-8, abs=1e-5)
 
 
 class TestNumbersAsText:
