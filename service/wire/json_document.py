@@ -343,12 +343,14 @@ def _are_rounded(entries: list[object]) -> bool:
 
 def _numbers_of(array: simdjson.Array, shape: tuple[int, ...], *, is_whole: bool) -> NumberList | None:
     """Return the numbers of a regular array, None if it has others or stays a list; `is_whole`: the first is an integer."""
+    may_stay = is_whole and len(shape) == 1 and shape[0] <= _MAX_EXACT
     for kind, dtype in _KINDS.items():
         if kind == "d" or is_whole:
             # Elements that are not numbers, or not all of this kind, raise.
             with contextlib.suppress(ValueError, TypeError, RuntimeError):
                 values = np.frombuffer(array.as_buffer(of_type=kind), dtype=dtype).astype(np.float64, copy=False)
-                if kind != "d" and shape[0] <= _MAX_EXACT and len(shape) == 1 and np.abs(values).max() >= _ROUNDED_FROM:
+                # Integers of kind "d" are negative ones beside others of 2^63 and more.
+                if may_stay and (values if kind == "d" else np.abs(values)).max() >= _ROUNDED_FROM:
                     return None
                 return NumberList(values, shape, kind != "d") if len(values) == math.prod(shape) else None
     return None

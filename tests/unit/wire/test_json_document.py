@@ -357,6 +357,11 @@ class TestLists:
         text, blobs = pack(parsed(body))
         assert unpack(text, memoryview(b"".join(blobs))) == written
 
+    @pytest.mark.parametrize("number", [2**63, 2**64 - 1, 2**64])
+    def test_so_do_negative_integers_beside_those_that_only_an_unsigned_type_holds(self, number):
+        written = {"query": [-1, number, *range(63)]}
+        assert parsed(json.dumps(written).encode()) == written
+
     @pytest.mark.parametrize("text", ["9007199254740993", "9223372036854775809", "1" + "0" * 30])
     def test_other_large_integers_are_rounded_like_those_of_python(self, text):
         expected = float(int(text))
