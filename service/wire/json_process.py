@@ -43,10 +43,10 @@ def _answer(body: bytes, max_depth: int, max_numbers: int) -> tuple[bytes, list[
     try:
         return pack(parse(body, max_depth=max_depth, max_numbers=max_numbers))
     except MemoryError:
-        error: ServiceError = CostLimit("there is not enough memory to parse a body of this size")
-    except ServiceError as found:
-        error = found.with_traceback(None)  # its frames hold the whole document in a reference cycle
-    return json.dumps({"code": error.code, "message": error.message, "param": error.param}).encode(), []
+        fields = [CostLimit.code, "there is not enough memory to parse a body of this size", None]
+    except ServiceError as error:  # a name that stays would hold the document: the error's frames lead back to this one
+        fields = [error.code, error.message, error.param]
+    return json.dumps(fields).encode(), []
 
 
 def pack(document: dict[str, Json]) -> tuple[bytes, list[bytes]]:
@@ -69,8 +69,9 @@ def pack(document: dict[str, Json]) -> tuple[bytes, list[bytes]]:
 def unpack(text: bytes, blobs: memoryview) -> dict[str, Any]:
     """Return the packed document, or raise the packed ServiceError."""
     answer = json.loads(text)
-    if "code" in answer:
-        raise _ERRORS[answer["code"]](answer["message"], param=answer["param"])
+    if isinstance(answer, list):
+        code, message, param = answer
+        raise _ERRORS[code](message, param=param)
     document: dict[str, Any] = answer["document"]
     at = 0
     for part in answer["parts"]:

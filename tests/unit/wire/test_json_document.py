@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import tracemalloc
 from typing import Any
@@ -25,7 +26,7 @@ from service.errors import (
 )
 from service.wire import json_document
 from service.wire.json_document import MAX_CHARACTERS, parse, parse_s
-from service.wire.json_process import pack, unpack
+from service.wire.json_process import _answer, pack, unpack
 from service.wire.number_list import NumberList
 from tests.unit.wire.strict_reference import Documents, has_infinity, regular, strict
 
@@ -544,6 +545,21 @@ class TestBetweenProcesses:
                 continue
             text, blobs = pack(parsed(body, 40))
             assert repr(unpack(text, memoryview(b"".join(blobs)))) == repr(document)
+
+    @pytest.mark.parametrize("wrong", ['"b":NaN', '"a":1', '"b":1e999', '"b"'])
+    def test_an_error_keeps_nothing_of_its_document(self, wrong):
+        """Not even until the garbage collection: the next body needs the memory."""
+        text = f'{{"a":"{"A" * 2**20}",{wrong}}}'
+        gc.collect()
+        gc.disable()
+        tracemalloc.start()
+        try:
+            with pytest.raises(ServiceError):
+                unpack(*_answer(text.encode(), MAX_DEPTH, 100))
+            assert tracemalloc.get_traced_memory()[0] < 2**18
+        finally:
+            tracemalloc.stop()
+            gc.enable()
 
     def test_long_strings_and_halves_of_surrogate_pairs(self):
         body = body_of('["' + "é" * 3000 + '",{"a":"' + "\\ud800" * 2000 + '"}]')
