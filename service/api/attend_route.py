@@ -51,12 +51,12 @@ class AttendRoute:
 
     def __init__(self, layer_requests: LayerRequests) -> None:
         self._layer_requests = layer_requests
-        self._limits = limits = layer_requests.limits
+        limits = layer_requests.limits
         self._templates = RequestTemplates(limits.request, limits.max_json_depth, limits.max_text_numbers)
 
     async def __call__(self, scope: Scope, _: Receive, send: Send) -> None:
         with RequestContext(self._layer_requests, scope) as context:
-            limits, model = self._limits, context.model(_find, scope["path_params"])
+            limits, model = context.limits, context.model(_find, scope["path_params"])
             sent, wanted, coding = context.fields.make(_negotiated, limits.take_offers)
             parts = await context.read(BODY_CODINGS, model, is_binary=sent == SAFETENSORS)
 
@@ -78,7 +78,7 @@ class AttendRoute:
     def _read_safetensors(self, body: bytearray, model: Served) -> CheckedRequest:
         if isinstance(model, ServedLayer):
             return self._templates.read(body, model.name, model.digest, model.spec)
-        limits = self._limits
+        limits = self._layer_requests.limits
         document = parse_safetensors(body, max_depth=limits.max_json_depth, max_numbers=limits.max_text_numbers)
         return check_attention(document, limits.request)
 
@@ -113,7 +113,9 @@ class InferRoute:
 
             async def decode() -> tuple[WantedAnswer, CheckedRequest]:
                 text, rest = split_inference(joined(parts), json_length)
-                document, mask_params, wanted = read_inference(await context.parsed(text), rest, kind)
+                parsed = await context.parsed(text)
+                del text  # it would stay in memory, beside the document
+                document, mask_params, wanted = read_inference(parsed, rest, kind)
                 request = await context.checked(lambda: _checked(document, model, limits.request, mask_params))
                 return wanted, request
 

@@ -555,7 +555,7 @@ class TestBetweenProcesses:
         tracemalloc.start()
         try:
             with pytest.raises(ServiceError):
-                unpack(*_answer(text.encode(), MAX_DEPTH, 100))
+                unpack(_answer(text.encode(), MAX_DEPTH, 100)[0], memoryview(b""))
             assert tracemalloc.get_traced_memory()[0] < 2**18
         finally:
             tracemalloc.stop()
