@@ -37,8 +37,10 @@ BATCH_RANK = 3
 TOP_K = TopK._fields
 EXTRAS = ("scores", "lse", "present_key", "present_value")
 """Tensors of an answer that only attention without a layer has, and only if the request asks for them."""
-# Counting the masked rows of this many attention scores takes about a millisecond.
+# Counting the masked rows of this many attention scores takes about a millisecond. Reading a mask for one of the sequences takes
+# as long as so many scores: 10 to 20 µs, however short the sequence.
 MAX_COUNTED_CELLS = 2**21
+READ_CELLS = 2**15
 _SPLIT = "send the sequences in several requests"
 _SPLIT_ROWS = f"{_SPLIT}, or a long sequence's query rows in parts"
 _FEWER_WEIGHTS = 'ask for "mean", for "top_k", or for some heads and queries'
@@ -212,7 +214,7 @@ class CheckedRequest(NamedTuple):
     rejects_masked_rows: bool = False
     masked_rows: int = 0
     is_counted: bool = True
-    """Whether `masked_rows` is final. If not, `counted` is the last check, left to the caller where it is slow."""
+    """Whether `masked_rows` is final. If not, `counted` is the last check."""
 
     def tensors(self, answer: Answer) -> dict[str, torch.Tensor]:
         """Return the tensors of the answer by name, with the axes of the request.
@@ -228,6 +230,12 @@ class CheckedRequest(NamedTuple):
             found |= {name: tensor for name in EXTRAS if (tensor := getattr(answer, name)) is not None}
             return {name: self.layout.of_answer(tensor, name) for name, tensor in found.items()}
         return found if "b" in self.layout.axes else {name: tensor[0] for name, tensor in found.items()}
+
+    def counted_if_fast(self) -> CheckedRequest:
+        """Return `counted` if that takes a few milliseconds at most; else the request itself, which the caller counts later."""
+        mask = self.call.mask
+        num_reads = 0 if mask is None else mask.sizes.sequences * len(mask.masks)
+        return self.counted() if self.cost.cells + num_reads * READ_CELLS <= MAX_COUNTED_CELLS else self
 
     def counted(self) -> CheckedRequest:
         """Return the request with its masked rows counted: (sequence, query row) pairs with no allowed key in at least one head.
@@ -296,8 +304,7 @@ def check_request(
     form, is_error = answer_form(body.query, body.encoding), body.masked_rows == "error"
     # Every row may attend to the columns that a layer appends.
     is_counted = call.mask is None or spec.extra_keys > 0
-    request = CheckedRequest(call, cost, layout, form, is_error, is_counted=is_counted)
-    return request.counted() if cost.cells <= MAX_COUNTED_CELLS else request
+    return CheckedRequest(call, cost, layout, form, is_error, is_counted=is_counted).counted_if_fast()
 
 
 def _rows(value: object, field: TensorField, width: int, name: str, is_batch: bool) -> torch.Tensor:

@@ -21,7 +21,6 @@ from service.attention.spec import MAX_HEADS
 from service.batching.job import Cost
 from service.errors import BadDtype, BadShape, InvalidInput
 from service.wire.attend_request import (
-    MAX_COUNTED_CELLS,
     CheckedRequest,
     Encoding,
     MaskedRows,
@@ -98,8 +97,7 @@ def check_attention(
     cost = _cost(call, sizes, tensors)
     limits.check(cost, attention_table_bytes(call, sizes))
     form, is_error = answer_form(body.query, body.encoding), body.masked_rows == "error"
-    request = CheckedRequest(call, cost, layout, form, is_error, is_counted=call.mask is None)
-    return request.counted() if cost.cells <= MAX_COUNTED_CELLS else request
+    return CheckedRequest(call, cost, layout, form, is_error, is_counted=call.mask is None).counted_if_fast()
 
 
 def _call(body: AttentionRequest, layout: Layout, tensors: Mapping[str, torch.Tensor]) -> AttentionCall:

@@ -81,6 +81,17 @@ def test_a_request_whose_shapes_cost_too_much_is_refused_before_masks_are_made(m
         requests[route]()
 
 
+@pytest.mark.parametrize(
+    ("sequences", "kinds", "is_counted"),
+    [(1, 16, True), (60, 1, True), (64, 1, False), (4, 16, False), (1024, 1, False), (1024, 0, True)],
+)
+def test_masked_rows_of_many_short_sequences_are_counted_by_the_caller(sequences, kinds, is_counted):
+    """Each sequence takes 10 to 20 µs a mask: 1,024 sequences of one row with 16 windows held the event loop for 160 ms."""
+    request = check(query=[[[0.5] * 8]] * sequences, masks=[{"kind": "causal", "offset": -1}] * kinds)
+    assert request.is_counted == is_counted
+    assert request.counted().masked_rows == (sequences if kinds else 0)
+
+
 def test_a_request_with_too_large_mask_tables_is_refused_before_its_rows_are_counted(monkeypatch):
     def looked_at(*_: object) -> None:
         raise AssertionError("the masks of a refused request were looked at")
