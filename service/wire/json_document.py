@@ -128,7 +128,8 @@ def _by_simdjson(body: bytes | bytearray, max_depth: int, max_numbers: int) -> J
 
 def _by_python(body: bytes | bytearray, max_depth: int, max_numbers: int) -> Json:
     if _count(body, ",") > max_numbers:  # so many Python objects would take hundreds of MiB
-        raise BadJson("the body is not valid JSON")
+        rare = "an integer beyond 64 bits, a number beyond float64, an unpaired surrogate or an object of many members"
+        raise BadJson(f"the body is not valid JSON, or has more than {max_numbers:,} commas and {rare}")
     reader = _Reader(max_depth, max_numbers)
     found, constants = _decoded(body)
     document = reader.value(found, 0)
@@ -335,10 +336,8 @@ class _Reader:
 
 def _are_rounded(entries: list[object]) -> bool:
     """Whether all entries are integers, and float64 would round one of them."""
-    if len(entries) > _MAX_EXACT or set(map(type, entries)) != {int}:
-        return False
-    numbers = cast("list[int]", entries)
-    return max(numbers) >= _ROUNDED_FROM or min(numbers) <= -_ROUNDED_FROM
+    are_integers = len(entries) <= _MAX_EXACT and set(map(type, entries)) == {int}
+    return are_integers and max(map(abs, cast("list[int]", entries))) >= _ROUNDED_FROM
 
 
 def _numbers_of(array: simdjson.Array, shape: tuple[int, ...], *, is_whole: bool) -> NumberList | None:

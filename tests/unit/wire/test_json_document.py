@@ -521,6 +521,14 @@ class TestNumbersAsText:
     def test_syntax_errors_are_reported_before_the_limit(self, text, kind):
         assert isinstance(refused(body_of(text)), kind)
 
+    @pytest.mark.parametrize(
+        "rare", ["18446744073709551616", "1e999", '"\\ud800"', json.dumps({f"{i}": i for i in range(65)})]
+    )
+    def test_above_the_limit_no_valid_json_is_said_to_be_malformed(self, rare):
+        """Whether it is one of the rare kinds of JSON that simdjson refuses is not looked into there."""
+        message = refused(f'{{"a":{rare},"query":[{"0," * self.MOST}0]}}'.encode()).message
+        assert "or has more than 1,048,576 commas and an integer beyond 64 bits" in message
+
     def test_numbers_above_the_limit_are_not_kept(self):
         body = body_of("[" + "0," * (4 * self.MOST) + "0]")
         tracemalloc.start()
