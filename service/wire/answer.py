@@ -71,8 +71,7 @@ def _text(tensor: torch.Tensor) -> bytes:
     words = [_WORDS[str(value)] for value in array[~np.isfinite(array)].tolist()]
     if not words:
         return text
-    between = text.split(b"null")
-    return b"".join(itertools.chain.from_iterable(zip(between, [*words, b""], strict=True)))
+    return b"".join(itertools.chain.from_iterable(zip(text.split(b"null"), [*words, b""], strict=True)))
 
 
 class LayerName(BaseModel):
