@@ -63,7 +63,7 @@ class AttendRoute:
             async def decode() -> CheckedRequest:
                 if sent == SAFETENSORS:
                     body = joined(parts)
-                    return await context.checked(lambda: self._read_safetensors(body, model))
+                    return (await context.checked(lambda: self._read_safetensors(body, model))).holding(len(body))
                 # Bind no name to the text of a parsed body: a name would keep all of it in memory, beside the document.
                 document = await context.parsed(joined(parts))
                 return await context.checked(lambda: _checked(document, model, limits.request))

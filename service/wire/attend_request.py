@@ -231,6 +231,11 @@ class CheckedRequest(NamedTuple):
             return {name: self.layout.of_answer(tensor, name) for name, tensor in found.items()}
         return found if "b" in self.layout.axes else {name: tensor[0] for name, tensor in found.items()}
 
+    def holding(self, num_bytes: int) -> CheckedRequest:
+        """Return the request with these bytes of a body as its input if its tensors, which hold the body, are much smaller."""
+        is_counted = 2 * self.cost.input_bytes >= num_bytes
+        return self if is_counted else self._replace(cost=self.cost._replace(input_bytes=num_bytes))
+
     def counted_if_fast(self) -> CheckedRequest:
         """Return `counted` if that takes a few milliseconds at most; else the request itself, which the caller counts later."""
         mask = self.call.mask
