@@ -116,24 +116,35 @@ def _by_simdjson(body: bytes | bytearray, max_depth: int, max_numbers: int) -> J
         if str(error).startswith("DEPTH_ERROR"):
             raise JsonTooDeep("the body is nested too deep") from None
         raise _NotForSimdjsonError from None
+    num_lists = _count(body, "[")  # and those in strings, where base64 has none
+    _check_count(num_lists, max_numbers, "lists")
     reader = _Reader(max_depth, max_numbers)
     document = reader.value(root, 0)
-    if reader.num_lists != _count(body, "["):
+    if reader.num_lists != num_lists:
         # Either the fast path missed a list among numbers, which simdjson flattens silently, or a string has a bracket.
         reader = _Reader(max_depth, max_numbers, uses_fast_path=False)
         document = reader.value(root, 0)
-    reader.check()
+    _check_count(reader.num_numbers, max_numbers, "numbers")
     return document
 
 
+def _check_count(found: int, most: int, what: str) -> None:
+    """Raise CostLimit if a document, whose syntax is valid, has too many numbers or lists."""
+    if found > most:
+        raise CostLimit(
+            f"the body has {found:,} {what} written as text, expected at most {most:,} (ATTENTION_MAX_TEXT_NUMBERS); "
+            "tensors in base64 or safetensors may have more"
+        )
+
+
 def _by_python(body: bytes | bytearray, max_depth: int, max_numbers: int) -> Json:
-    if _count(body, ",") > max_numbers:  # so many Python objects would take hundreds of MiB
+    if max(_count(body, ","), _count(body, "[")) > max_numbers:  # so many Python objects would take hundreds of MiB
         rare = "an integer beyond 64 bits, a number beyond float64, an unpaired surrogate or an object of many members"
-        raise BadJson(f"the body is not valid JSON, or has more than {max_numbers:,} commas and {rare}")
+        raise BadJson(f"the body is not valid JSON, or has more than {max_numbers:,} commas or lists and {rare}")
     reader = _Reader(max_depth, max_numbers)
     found, constants = _decoded(body)
     document = reader.value(found, 0)
-    reader.check()
+    _check_count(reader.num_numbers, max_numbers, "numbers")
     if constants:
         raise _not_a_number(found, constants[0])
     # Python reads 1e999 as infinite. Large lists of numbers are checked when their field is known.
@@ -214,16 +225,8 @@ class _Reader:
         self._uses_fast_path = uses_fast_path
         self._num_members = 0
         self._num_characters = 0
-        self._num_numbers = 0
+        self.num_numbers = 0
         self.num_lists = 0
-
-    def check(self) -> None:
-        """Raise CostLimit if the document, whose syntax is valid, has too many numbers."""
-        if self._num_numbers > self._max_numbers:
-            raise CostLimit(
-                f"the body has {self._num_numbers:,} numbers written as text, expected at most {self._max_numbers:,} "
-                "(ATTENTION_MAX_TEXT_NUMBERS); tensors in base64 or safetensors may have more"
-            )
 
     def value(self, found: object, depth: int) -> Json:
         """Convert `found`; `depth` counts the lists and objects around it."""
@@ -282,10 +285,10 @@ class _Reader:
             return None
         count = math.prod(shape)
         numbers: Json = []  # if there are too many, the body is rejected, so copy no values
-        if self._num_numbers + count <= self._max_numbers:
+        if self.num_numbers + count <= self._max_numbers:
             numbers = _numbers_of(array, tuple(shape), is_whole=isinstance(first, int))
         if numbers is not None:
-            self._num_numbers += count
+            self.num_numbers += count
             self.num_lists += num_lists
         return numbers
 
@@ -307,12 +310,12 @@ class _Reader:
             self._check_depth(depth)
             level = inner
         self.num_lists += num_lists
-        self._num_numbers += num_values
+        self.num_numbers += num_values
         if num_lists == 1 and (len(whole) <= _SHORT or _are_rounded(whole)):
             for entry in whole:
                 self._count_characters(entry)
             return whole  # type: ignore[return-value]  # scalars of JSON
-        return nested_numbers(whole) if self._num_numbers <= self._max_numbers else []
+        return nested_numbers(whole) if self.num_numbers <= self._max_numbers else []
 
     def _check_depth(self, depth: int) -> None:
         if depth > self._max_depth:

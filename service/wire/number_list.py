@@ -53,11 +53,6 @@ class NumberList:
     first_minus_inf: int | None = None
     fault: Fault | None = None
 
-    @property
-    def is_whole_numbers(self) -> bool:
-        """Whether every item is a number written without fraction and exponent."""
-        return self.is_whole and self.first_boolean is None and self.first_minus_inf is None and self.fault is None
-
 
 def nested_numbers(nested: object) -> NumberList:
     """Return the NumberList of nested Python lists, or of one item, which has no axes."""

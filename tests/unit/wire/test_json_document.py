@@ -527,7 +527,22 @@ class TestNumbersAsText:
     def test_above_the_limit_no_valid_json_is_said_to_be_malformed(self, rare):
         """Whether it is one of the rare kinds of JSON that simdjson refuses is not looked into there."""
         message = refused(f'{{"a":{rare},"query":[{"0," * self.MOST}0]}}'.encode()).message
-        assert "or has more than 1,048,576 commas and an integer beyond 64 bits" in message
+        assert "or has more than 1,048,576 commas or lists and an integer beyond 64 bits" in message
+
+    @pytest.mark.parametrize("unit", ["[]", "[[]]", "[1]", "[{}]", "[[[1]]]"])
+    @pytest.mark.parametrize("start", ['{"query":[', '{"a":"\\ud800","query":['], ids=["simdjson", "python"])
+    def test_lists_have_the_same_limit_and_are_not_read_above_it(self, unit, start):
+        """16 MiB of them took seconds and up to 480 MiB."""
+        units = (self.MOST + 10) // unit.count("[")
+        body = (start + f"{unit}," * units + unit + "]}").encode()
+        tracemalloc.start()
+        try:
+            error = refused(body)
+            assert tracemalloc.get_traced_memory()[1] < 2 * len(body)
+        finally:
+            tracemalloc.stop()
+        assert "lists" in error.message
+        assert isinstance(error, CostLimit | BadJson)
 
     def test_numbers_above_the_limit_are_not_kept(self):
         body = body_of("[" + "0," * (4 * self.MOST) + "0]")
