@@ -2,8 +2,9 @@
 
 simdjson parses first. Python's `json` then parses what simdjson rejects, because only it gives the position of a fault and takes
 integers of any size. Invariants: The module knows no fields. It accepts only strict JSON in UTF-8, without a byte order mark or
-duplicate keys, of limited depth, with an object at the top. Syntax errors come before every other error. Nothing here waits, and
-`parse_s` estimates the time, so that the caller can choose where to parse.
+duplicate keys, of limited depth, with an object at the top. Syntax errors come before every other error; only too many lists are
+refused before their depth and the keys of objects are read. Nothing here waits. `parse_s` estimates the time, so that the caller
+can choose where to parse.
 """
 
 from __future__ import annotations
@@ -71,13 +72,11 @@ class _Pairs(list[tuple[str, object]]):
 def parse(body: bytes | bytearray, *, max_depth: int, max_numbers: int = MAX_TEXT_NUMBERS) -> dict[str, Json]:
     """Return the object in `body`; nested lists of numbers become NumberList, short flat ones and large integers stay lists.
 
-    Raises BadJson, JsonTooDeep, DuplicateKey for malformed JSON; then CostLimit for more than `max_numbers` numbers, NonFinite
-    for a number beyond float64, InvalidInput for too many members and for a body that is not an object.
+    Raises BadJson, JsonTooDeep, DuplicateKey for malformed JSON; then CostLimit for more than `max_numbers` numbers or lists,
+    NonFinite for a number beyond float64, InvalidInput for too many members and for a body that is not an object.
     """
-    if not body:
-        raise BadJson("the body is empty")
-    if body.startswith(codecs.BOM_UTF8):
-        raise BadJson("the body starts with a byte order mark")
+    if not body or body.startswith(codecs.BOM_UTF8):
+        raise BadJson("the body starts with a byte order mark" if body else "the body is empty")
     try:
         document = _by_simdjson(body, max_depth, max_numbers)
     except _NotForSimdjsonError:
@@ -116,7 +115,7 @@ def _by_simdjson(body: bytes | bytearray, max_depth: int, max_numbers: int) -> J
         if str(error).startswith("DEPTH_ERROR"):
             raise JsonTooDeep("the body is nested too deep") from None
         raise _NotForSimdjsonError from None
-    num_lists = _count(body, "[")  # and those in strings, where base64 has none
+    num_lists = _count(body, "[")  # brackets in strings count too; base64 has none
     _check_count(num_lists, max_numbers, "lists")
     reader = _Reader(max_depth, max_numbers)
     document = reader.value(root, 0)
