@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from service.api.reply import JSON, OCTET_STREAM, SAFETENSORS, answer_coding, answer_type, body_type, collected
+from service.api.reply import JSON, OCTET_STREAM, SAFETENSORS, Coding, answer_coding, answer_type, body_type, collected
 from service.api.request_body import joined
 from service.api.request_context import LayerRequests, RequestContext
 from service.errors import BadRequest, LayerNotFound
@@ -87,7 +87,7 @@ def _find(catalog: Catalog, path: Mapping[str, str]) -> Served:
     return catalog.get(path["layer"]) if "layer" in path else catalog.model(SDPA)
 
 
-def _negotiated(fields: HeaderFields, take_offers: bool) -> tuple[bytes, bytes, bytes | None]:
+def _negotiated(fields: HeaderFields, take_offers: bool) -> tuple[bytes, bytes, Coding | None]:
     """Return the media type of the body, that of the answer, and the answer's content coding."""
     sent = body_type(fields, FORMS)
     # An answer has the form of its body unless the client asks for another.
@@ -148,7 +148,7 @@ def _checked(
     return check_request(document, model.name, model.spec, limits, mask_params)
 
 
-def _inference_fields(fields: HeaderFields, take_offers: bool) -> tuple[bytes | None, bytes | None]:
+def _inference_fields(fields: HeaderFields, take_offers: bool) -> tuple[bytes | None, Coding | None]:
     """Return the length of the body's JSON (None unless tensor bytes follow it) and the coding of the answer."""
     lengths = fields[b"inference-header-content-length"]
     if len(lengths) > 1:
