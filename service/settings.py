@@ -125,7 +125,7 @@ class Settings(BaseSettings):
     decode_off_loop_bytes: Positive = MIB
     """bodies of at least this size are checked off the event loop (bytes)"""
     max_text_numbers: Positive = 2**20
-    """numbers written as text in a request; tensors in base64 and safetensors may have more"""
+    """numbers written as text in a request, and lists of them; tensors in base64 and safetensors may have more"""
     max_json_depth: int = Field(32, ge=8, le=128)
     """nesting depth of a JSON body"""
     max_sequences: int = Field(1024, ge=1, le=65536)

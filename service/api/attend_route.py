@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from service.api.reply import JSON, OCTET_STREAM, SAFETENSORS, answer_coding, answer_type, body_type, collected
+from service.api.reply import JSON, OCTET_STREAM, SAFETENSORS, Coding, answer_coding, answer_type, body_type, collected
 from service.api.request_body import joined
 from service.api.request_context import LayerRequests, RequestContext
 from service.errors import BadRequest, LayerNotFound
@@ -51,19 +51,19 @@ class AttendRoute:
 
     def __init__(self, layer_requests: LayerRequests) -> None:
         self._layer_requests = layer_requests
-        self._limits = limits = layer_requests.limits
+        limits = layer_requests.limits
         self._templates = RequestTemplates(limits.request, limits.max_json_depth, limits.max_text_numbers)
 
     async def __call__(self, scope: Scope, _: Receive, send: Send) -> None:
         with RequestContext(self._layer_requests, scope) as context:
-            limits, model = self._limits, context.model(_find, scope["path_params"])
+            limits, model = context.limits, context.model(_find, scope["path_params"])
             sent, wanted, coding = context.fields.make(_negotiated, limits.take_offers)
             parts = await context.read(BODY_CODINGS, model, is_binary=sent == SAFETENSORS)
 
             async def decode() -> CheckedRequest:
                 if sent == SAFETENSORS:
                     body = joined(parts)
-                    return await context.checked(lambda: self._read_safetensors(body, model))
+                    return (await context.checked(lambda: self._read_safetensors(body, model))).holding(len(body))
                 # Bind no name to the text of a parsed body: a name would keep all of it in memory, beside the document.
                 document = await context.parsed(joined(parts))
                 return await context.checked(lambda: _checked(document, model, limits.request))
@@ -78,7 +78,7 @@ class AttendRoute:
     def _read_safetensors(self, body: bytearray, model: Served) -> CheckedRequest:
         if isinstance(model, ServedLayer):
             return self._templates.read(body, model.name, model.digest, model.spec)
-        limits = self._limits
+        limits = self._layer_requests.limits
         document = parse_safetensors(body, max_depth=limits.max_json_depth, max_numbers=limits.max_text_numbers)
         return check_attention(document, limits.request)
 
@@ -87,7 +87,7 @@ def _find(catalog: Catalog, path: Mapping[str, str]) -> Served:
     return catalog.get(path["layer"]) if "layer" in path else catalog.model(SDPA)
 
 
-def _negotiated(fields: HeaderFields, take_offers: bool) -> tuple[bytes, bytes, bytes | None]:
+def _negotiated(fields: HeaderFields, take_offers: bool) -> tuple[bytes, bytes, Coding | None]:
     """Return the media type of the body, that of the answer, and the answer's content coding."""
     sent = body_type(fields, FORMS)
     # An answer has the form of its body unless the client asks for another.
@@ -113,7 +113,9 @@ class InferRoute:
 
             async def decode() -> tuple[WantedAnswer, CheckedRequest]:
                 text, rest = split_inference(joined(parts), json_length)
-                document, mask_params, wanted = read_inference(await context.parsed(text), rest, kind)
+                parsed = await context.parsed(text)
+                del text  # it would stay in memory, beside the document
+                document, mask_params, wanted = read_inference(parsed, rest, kind)
                 request = await context.checked(lambda: _checked(document, model, limits.request, mask_params))
                 return wanted, request
 
@@ -146,7 +148,7 @@ def _checked(
     return check_request(document, model.name, model.spec, limits, mask_params)
 
 
-def _inference_fields(fields: HeaderFields, take_offers: bool) -> tuple[bytes | None, bytes | None]:
+def _inference_fields(fields: HeaderFields, take_offers: bool) -> tuple[bytes | None, Coding | None]:
     """Return the length of the body's JSON (None unless tensor bytes follow it) and the coding of the answer."""
     lengths = fields[b"inference-header-content-length"]
     if len(lengths) > 1:

@@ -25,7 +25,7 @@ class JsonParser:
     """The worker's link to its helper process; one for each worker, created inside its event loop."""
 
     def __init__(self, max_depth: int, max_numbers: int, command: Sequence[str] = COMMAND) -> None:
-        self._limits = max_depth, max_numbers
+        self._limits = max_depth, min(max_numbers, 2**32 - 1)  # no body has more
         self._command = command
         self._lock = asyncio.Lock()
         self._started: tuple[socket.socket, subprocess.Popen[bytes]] | None = None

@@ -29,7 +29,7 @@ from service.http.request_parser import HeaderFields
 JSON = b"application/json"
 SAFETENSORS = b"application/vnd.safetensors"
 OCTET_STREAM = b"application/octet-stream"
-_UTF8_NAMES = (b"utf-8", b"utf8")
+MIN_COMPRESSED = 1024
 # A parameter: a token, then a token or a quoted string (RFC 9110, section 5.6.6).
 _PARAMETER = re.compile(rb';[ \t]*([^\s;="]+)[ \t]*=[ \t]*("(?:[^"\\]|\\.)*"|[^\s;"]*)')
 _WEIGHT = re.compile(rb";\s*q\s*(?:=([^;]*))?(?:;|$)")
@@ -43,7 +43,7 @@ def body_type(fields: HeaderFields, taken: tuple[bytes, ...]) -> bytes:
         return value
     media = value.partition(b";")[0].strip().lower()
     charsets = [text.strip(b'"').lower() for name, text in _PARAMETER.findall(value) if name.lower() == b"charset"]
-    if media not in taken or any(charset not in _UTF8_NAMES for charset in charsets):
+    if media not in taken or not set(charsets) <= {b"utf-8", b"utf8"}:
         raise UnsupportedMediaType(f"Content-Type must be {b' or '.join(taken).decode()}, with text in UTF-8")
     return media
 
@@ -53,29 +53,33 @@ def answer_type(fields: HeaderFields, offered: tuple[bytes, ...]) -> bytes:
     weights = _weights(fields[b"accept"])
     if not weights:
         return offered[0]
-    best = max(offered, key=lambda media: _media_quality(media, weights))  # max keeps the first of equals
-    if not _media_quality(best, weights) > 0:
+
+    def quality(media: bytes) -> float:
+        """Return the weight of the most specific range that matches, 0 if none does."""
+        ranges = (media, media.partition(b"/")[0] + b"/*", b"*/*")
+        return next((weights[name] for name in ranges if name in weights), 0.0)
+
+    best = max(offered, key=quality)  # max keeps the first of equals
+    if not quality(best) > 0:
         raise NotAcceptable(f"Accept must allow {b' or '.join(offered).decode()}")
     return best
 
 
-def answer_coding(fields: HeaderFields, offered: tuple[bytes, ...], *, take_offers: bool) -> bytes | None:
+def answer_coding(fields: HeaderFields, offered: tuple[bytes, ...], *, take_offers: bool) -> Coding | None:
     """Return the content coding in `offered` that Accept-Encoding asks for, or None for a plain answer.
 
-    With `take_offers`, a list of several codings counts as asking. Raises NotAcceptable if neither a coding in `offered` nor
-    the plain answer is allowed.
+    A small answer stays plain if that is allowed. With `take_offers`, a list of several codings counts as asking. Raises
+    NotAcceptable if neither a coding in `offered` nor the plain answer is allowed.
     """
     weights = _weights(fields[b"accept-encoding"])
     wildcard = weights.pop(b"*", None)
     plain = weights.pop(b"identity", wildcard)
     best = max(offered, key=lambda coding: weights.get(coding, wildcard or 0.0))
     quality = weights.get(best, wildcard or 0.0)
-    is_asked = len(weights) == 1 or take_offers
     if plain == quality == 0:
         raise NotAcceptable(f"Accept-Encoding must allow {b' or '.join((b'identity', *offered)).decode()}")
-    if plain is not None:
-        return best if quality > plain else None
-    return best if quality > 0 and is_asked else None
+    is_asked = quality > plain if plain is not None else quality > 0 and (len(weights) == 1 or take_offers)
+    return (best, 0 if plain == 0 else MIN_COMPRESSED) if is_asked else None
 
 
 def _weights(values: Sequence[bytes]) -> dict[bytes, float]:
@@ -95,47 +99,39 @@ def _weights(values: Sequence[bytes]) -> dict[bytes, float]:
     return found
 
 
-def _media_quality(media: bytes, weights: dict[bytes, float]) -> float:
-    """Return the weight of the most specific range that matches, 0 if none does."""
-    ranges = (media, media.partition(b"/")[0] + b"/*", b"*/*")
-    return next((weights[name] for name in ranges if name in weights), 0.0)
-
-
 WHOLE_BYTES = 2**20
 # An answer that is made piece by piece pauses for other work after this many bytes, which take 2 ms as lists of numbers.
 # It does not pause more often, because under overload each pause takes a loop tick of more than 2 ms.
 PAUSE_BYTES = 2**19
 # Compressing a block takes up to 7 ms (gzip).
 COMPRESSED_BLOCK = 2**17
-MIN_COMPRESSED = 1024
 # Numbers as text shrink to about half at any level, and the lowest level costs least.
 ZLIB_LEVEL = ZSTD_LEVEL = 1
 
 Piece = bytes | memoryview
 Headers = list[tuple[bytes, bytes]]
+Coding = tuple[bytes, int]  # the name of a content coding, and the fewest bytes of an answer that are compressed
 
 
-async def send_reply(send: Send, headers: Headers, pieces: Iterable[Piece], coding: bytes | None = None) -> None:
+async def send_reply(send: Send, headers: Headers, pieces: Iterable[Piece], coding: Coding | None = None) -> None:
     """Send a 200 with `headers` (without length) and the bytes of `pieces`, compressed with `coding` if given and worth it.
 
     A sequence gives its length in advance; pieces that are made one by one are counted up to `WHOLE_BYTES`.
     """
     pause_bytes = PAUSE_BYTES
     if coding is not None:
-        rest = iter(pieces)
-        pieces, size = await collected(rest, MIN_COMPRESSED - 1)
-        if size >= MIN_COMPRESSED:
-            headers = [*headers, (b"content-encoding", coding)]
+        (name, min_bytes), rest = coding, iter(pieces)
+        pieces, size = await collected(rest, min_bytes - 1)
+        if size >= min_bytes:
+            headers = [*headers, (b"content-encoding", name)]
             # A block may give no bytes for a while, so each one pauses.
-            pieces, pause_bytes = _compressed(itertools.chain(pieces, rest), coding), 0
-    rest = iter(())
+            pieces, pause_bytes = _compressed(itertools.chain(pieces, rest), name), 0
+    rest = iter(() if isinstance(pieces, Sequence) else pieces)
     if isinstance(pieces, Sequence):
-        begun, size, has_length = pieces, sum(map(len, pieces)), True
+        begun, size = pieces, sum(map(len, pieces))
     else:
-        rest = iter(pieces)
         begun, size = await collected(rest, WHOLE_BYTES, pause_bytes)
-        has_length = size <= WHOLE_BYTES
-    if has_length:
+    if size <= WHOLE_BYTES or isinstance(pieces, Sequence):
         headers = [*headers, (b"content-length", str(size).encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     if size <= WHOLE_BYTES:

@@ -169,7 +169,8 @@ def _members(body: bytes, *, wbits: int, most: int) -> Iterator[bytes]:
     while start < len(body):
         members += 1
         if members > most:
-            raise BadEncoding(f"a compressed body may have at most {most} members and nothing after them")
+            plural = "s" * (most > 1)
+            raise BadEncoding(f"a compressed body may have at most {most} member{plural} and nothing after that")
         member = zlib.decompressobj(wbits=wbits)
         while not member.eof:
             # One slice at a time: each call copies the input that it leaves, which must not be the rest of the body.

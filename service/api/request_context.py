@@ -25,7 +25,7 @@ import torch
 
 from service.api.json_parser import JsonParser
 from service.api.outer_middleware import milliseconds, record_of
-from service.api.reply import Headers, Piece, send_reply
+from service.api.reply import Coding, Headers, Piece, send_reply
 from service.api.request_body import BodyLimits, Part, announced_body, decompressed, read_body
 from service.attention.call import Answer
 from service.attention.engine import LayerCall
@@ -315,7 +315,7 @@ class RequestContext:
         facts = AnswerFacts(request.masked_rows, layer.name, layer.digest, outcome.batch, self._timing_ms)
         return request.tensors(outcome.result), facts
 
-    async def send(self, send: Send, headers: Headers, pieces: Iterable[Piece], coding: bytes | None) -> None:
+    async def send(self, send: Send, headers: Headers, pieces: Iterable[Piece], coding: Coding | None) -> None:
         """Send the answer with its times in a Server-Timing header, and record how long encoding and sending took."""
         self._cycle.on_disconnect(None)
         timing = b"server-timing", _SERVER_TIMING % tuple([seconds * 1000 for seconds in self._phases_s()])

@@ -8,12 +8,9 @@ is not finite is the string "nan", "inf" or "-inf" in lists, and its bits in bas
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import orjson
 import pybase64
 import torch
@@ -22,8 +19,6 @@ from pydantic import BaseModel, Field
 from service.wire.attend_request import EXTRAS, TOP_K, AnswerFacts
 from service.wire.schemas import Tensor
 from service.wire.tensors import TensorForm, bytes_of
-
-Array: TypeAlias = npt.NDArray[np.generic]
 
 PIECE_VALUES = 8 * 1024
 """A number takes up to 25 characters and a comma, so a piece takes at most 208 KiB."""
@@ -45,32 +40,30 @@ def write_tensor(tensor: torch.Tensor, form: TensorForm) -> Iterator[bytes]:
             yield pybase64.b64encode(data[start : start + PIECE_BYTES])
         yield b'"'
     else:
-        tensor = tensor.detach().contiguous()
-        array = (tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor).numpy()
-        yield from _nested(array.reshape(-1) if is_object else array)
+        yield from _nested(tensor.reshape(-1) if is_object else tensor)
     if is_object:
         yield b"}"
 
 
-def _nested(array: Array) -> Iterator[bytes]:
-    """Yield the array as one piece if it fits; else in runs of whole entries, or, for large entries, each in pieces."""
-    entry_values = math.prod(array.shape[1:])
-    if array.ndim == 0:
-        yield _text(array.reshape(1))[1:-1]
-    elif len(array) * max(entry_values, 1) <= PIECE_VALUES:
-        yield _text(array)
+def _nested(tensor: torch.Tensor) -> Iterator[bytes]:
+    """Yield the tensor as one piece if it fits; else in runs of whole entries, or, for large entries, each in pieces."""
+    if not tensor.dim():
+        yield _text(tensor.reshape(1))[1:-1]
+    elif tensor.numel() <= PIECE_VALUES:
+        yield _text(tensor)
     else:
-        run = PIECE_VALUES // max(entry_values, 1)
-        for start in range(0, len(array), run or 1):
+        run = PIECE_VALUES // tensor[0].numel()
+        for start in range(0, len(tensor), run or 1):
             yield b"," if start else b"["
             if run:
-                yield _text(array[start : start + run])[1:-1]
+                yield _text(tensor[start : start + run])[1:-1]
             else:
-                yield from _nested(array[start])
+                yield from _nested(tensor[start])
         yield b"]"
 
 
-def _text(array: Array) -> bytes:
+def _text(tensor: torch.Tensor) -> bytes:
+    array = (tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor).contiguous().numpy()
     text = orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY)
     if array.dtype.kind != "f":
         return text
@@ -78,8 +71,7 @@ def _text(array: Array) -> bytes:
     words = [_WORDS[str(value)] for value in array[~np.isfinite(array)].tolist()]
     if not words:
         return text
-    between = text.split(b"null")
-    return b"".join(itertools.chain.from_iterable(zip(between, [*words, b""], strict=True)))
+    return b"".join(itertools.chain.from_iterable(zip(text.split(b"null"), [*words, b""], strict=True)))
 
 
 class LayerName(BaseModel):

@@ -3,8 +3,9 @@
 Attention without a layer (`attention_request.py`) has the same weights, limits and last steps. The names of an answer's tensors,
 and the facts beside them, are here too, because every form of an answer has them.
 Invariants: Every error that one request can contain is found before the request is queued. The checks run in the order of the
-contract: unknown field, dtype, shape, mask, cost. Counting masked rows may be left to the caller, because it is slow for many
-scores. Sizes are Python integers, which do not overflow.
+contract: unknown field, dtype, shape, mask, cost. What costs too much by its shapes alone is refused before masks are made.
+Counting masked rows may be left to the caller, because it is slow for many scores. Sizes are Python integers, which do not
+overflow.
 """
 
 from __future__ import annotations
@@ -36,8 +37,10 @@ BATCH_RANK = 3
 TOP_K = TopK._fields
 EXTRAS = ("scores", "lse", "present_key", "present_value")
 """Tensors of an answer that only attention without a layer has, and only if the request asks for them."""
-# Counting the masked rows of this many attention scores takes about a millisecond.
+# Counting the masked rows of this many attention scores takes about a millisecond. Reading a mask for one of the sequences takes
+# as long as so many scores: 10 to 20 µs, however short the sequence.
 MAX_COUNTED_CELLS = 2**21
+READ_CELLS = 2**15
 _SPLIT = "send the sequences in several requests"
 _SPLIT_ROWS = f"{_SPLIT}, or a long sequence's query rows in parts"
 _FEWER_WEIGHTS = 'ask for "mean", for "top_k", or for some heads and queries'
@@ -211,7 +214,7 @@ class CheckedRequest(NamedTuple):
     rejects_masked_rows: bool = False
     masked_rows: int = 0
     is_counted: bool = True
-    """Whether `masked_rows` is final. If not, `counted` is the last check, left to the caller where it is slow."""
+    """Whether `masked_rows` is final. If not, `counted` is the last check."""
 
     def tensors(self, answer: Answer) -> dict[str, torch.Tensor]:
         """Return the tensors of the answer by name, with the axes of the request.
@@ -227,6 +230,17 @@ class CheckedRequest(NamedTuple):
             found |= {name: tensor for name in EXTRAS if (tensor := getattr(answer, name)) is not None}
             return {name: self.layout.of_answer(tensor, name) for name, tensor in found.items()}
         return found if "b" in self.layout.axes else {name: tensor[0] for name, tensor in found.items()}
+
+    def holding(self, num_bytes: int) -> CheckedRequest:
+        """Return the request with these bytes of a body as its input if its tensors, which hold the body, are much smaller."""
+        is_counted = 2 * self.cost.input_bytes >= num_bytes
+        return self if is_counted else self._replace(cost=self.cost._replace(input_bytes=num_bytes))
+
+    def counted_if_fast(self) -> CheckedRequest:
+        """Return `counted` if that takes a few milliseconds at most; else the request itself, which the caller counts later."""
+        mask = self.call.mask
+        num_reads = 0 if mask is None else mask.sizes.sequences * len(mask.masks)
+        return self.counted() if self.cost.cells + num_reads * READ_CELLS <= MAX_COUNTED_CELLS else self
 
     def counted(self) -> CheckedRequest:
         """Return the request with its masked rows counted: (sequence, query row) pairs with no allowed key in at least one head.
@@ -255,11 +269,10 @@ class AnswerFacts(NamedTuple):
     timing_ms: Callable[[], dict[str, float]]
 
     def to_json(self) -> dict[str, Any]:
-        batch = self.batch
         return {
             "masked_rows": self.masked_rows,
             "layer": {"name": self.layer, "digest": self.digest},
-            "batch": {"requests": batch.requests, "sequences": batch.sequences, "tokens": batch.tokens},
+            "batch": {name: getattr(self.batch, name) for name in ("requests", "sequences", "tokens")},
             "timing_ms": self.timing_ms(),
         }
 
@@ -284,7 +297,10 @@ def check_request(
     source = query if key is None else key
     sizes = Sizes(query.shape[0], spec.num_heads, query.shape[1], source.shape[1])
     wanted = None if body.weights is None else body.weights.wanted(sizes._replace(keys=sizes.keys + spec.extra_keys))
-    call = Call(query, key, value, masks.combined(sizes, is_batch=is_batch), wanted)
+    call = Call(query, key, value, None, wanted)
+    if body.masks:
+        limits.check(_cost(spec, call, sizes), 0)  # before masks are made of these sizes
+        call = call._replace(mask=masks.combined(sizes, is_batch=is_batch))
     cost = _cost(spec, call, sizes)
     # Tables are float32, or float64 for a float64 query.
     itemsize = torch.promote_types(query.dtype, torch.float32).itemsize
@@ -293,8 +309,7 @@ def check_request(
     form, is_error = answer_form(body.query, body.encoding), body.masked_rows == "error"
     # Every row may attend to the columns that a layer appends.
     is_counted = call.mask is None or spec.extra_keys > 0
-    request = CheckedRequest(call, cost, layout, form, is_error, is_counted=is_counted)
-    return request.counted() if cost.cells <= MAX_COUNTED_CELLS else request
+    return CheckedRequest(call, cost, layout, form, is_error, is_counted=is_counted).counted_if_fast()
 
 
 def _rows(value: object, field: TensorField, width: int, name: str, is_batch: bool) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """Attention request: attention on the caller's own query, key and value; its JSON form and its checks, which give a call.
 
 Legend: B sequences, H query heads, Hkv key/value heads, L query rows, P past rows, S key rows with the past, d and V head widths.
-Invariants: The checks run in the order of the contract: unknown field, dtype, shape, mask, cost. Query, key, value and past
-are views [B, heads, rows, features], whatever the layout.
+Invariants: The checks run in the order of `attend_request.py`. Query, key, value and past are views [B, heads, rows, features],
+whatever the layout.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from service.attention.spec import MAX_HEADS
 from service.batching.job import Cost
 from service.errors import BadDtype, BadShape, InvalidInput
 from service.wire.attend_request import (
-    MAX_COUNTED_CELLS,
     CheckedRequest,
     Encoding,
     MaskedRows,
@@ -79,25 +78,26 @@ def check_attention(
     masks = RequestMasks(body.masks, mask_params)
     given = {name: found for name in TENSORS if (found := getattr(body, name)) is not None or name in REQUIRED}
     check_fields([(found, float_field(name)) for name, found in given.items()] + masks.fields())
-    query = decode_tensor(body.query, float_field("query"))
-    layout = layout_of(body.layout, query.dim(), body.num_heads, body.num_kv_heads)
+    tensors = {"query": decode_tensor(body.query, float_field("query"))}
+    layout = layout_of(body.layout, tensors["query"].dim(), body.num_heads, body.num_kv_heads)
     if layout.has_batch:
         masks.check_axes()
-    tensors = {name: decode_tensor(found, float_field(name)) for name, found in given.items() if name != "query"}
-    call = _call(body, layout, {"query": query, **tensors})
+    tensors |= {name: decode_tensor(found, float_field(name)) for name, found in given.items() if name != "query"}
+    call = _call(body, layout, tensors)
     past = 0 if call.past_key is None else call.past_key.shape[2]
     b, n, rows, _ = call.query.shape
     sizes = Sizes(b, n, rows, past + call.key.shape[2])
     call = call._replace(
-        mask=masks.combined(sizes, is_batch=layout.has_batch, past=past),
         weights=None if body.weights is None else body.weights.wanted(sizes),
         scores=None if body.scores is None else body.scores.wanted(sizes),
     )
-    cost = _cost(call, sizes, (query, *tensors.values()))
+    if body.masks:
+        limits.check(_cost(call, sizes, tensors), 0)  # before masks are made of these sizes
+        call = call._replace(mask=masks.combined(sizes, is_batch=layout.has_batch, past=past))
+    cost = _cost(call, sizes, tensors)
     limits.check(cost, attention_table_bytes(call, sizes))
     form, is_error = answer_form(body.query, body.encoding), body.masked_rows == "error"
-    request = CheckedRequest(call, cost, layout, form, is_error, is_counted=call.mask is None)
-    return request.counted() if cost.cells <= MAX_COUNTED_CELLS else request
+    return CheckedRequest(call, cost, layout, form, is_error, is_counted=call.mask is None).counted_if_fast()
 
 
 def _call(body: AttentionRequest, layout: Layout, tensors: Mapping[str, torch.Tensor]) -> AttentionCall:
@@ -120,7 +120,7 @@ def _call(body: AttentionRequest, layout: Layout, tensors: Mapping[str, torch.Te
         sinks=tensors.get("sinks"),
         has_lse=body.lse,
         has_present=body.present,
-        rows_first=layout.rows_first,
+        rows_first="lh" in layout.axes,  # the heads of one row lie side by side
     )
     _check_together(call)
     return call
@@ -163,7 +163,7 @@ def _check_together(call: AttentionCall) -> None:
                 raise BadDtype(f"{name} must have the dtype of key where a past or a present is kept", param=f"/{name}")
 
 
-def _cost(call: AttentionCall, sizes: Sizes, tensors: Sequence[torch.Tensor]) -> Cost:
+def _cost(call: AttentionCall, sizes: Sizes, tensors: Mapping[str, torch.Tensor]) -> Cost:
     b, n, queries, keys = sizes
     selections = [call.weights, call.scores]
     returned = sum(weights_bytes(one, n, queries, keys) for one in selections if one is not None)
@@ -176,6 +176,6 @@ def _cost(call: AttentionCall, sizes: Sizes, tensors: Sequence[torch.Tensor]) ->
         tokens=b * (queries + keys),
         cells=math.prod(sizes),
         weights_bytes=b * returned,
-        input_bytes=input_bytes(tensors, call.mask),
+        input_bytes=input_bytes(tensors.values(), call.mask),
         flops=attention_flops(call, sizes),
     )

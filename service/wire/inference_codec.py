@@ -39,9 +39,8 @@ from service.wire.tensors import MAX_VALUES, TensorForm, bytes_of, too_many_valu
 
 MASKS = {"attend_mask": "attend", "ignore_mask": "ignore", "bias": "bias", "lengths": "lengths"}
 _FLOATS = tuple(dtype.inference for dtype in FLOATS)
-# The datatypes of inputs that take no floats.
-_WHOLES = tuple(dtype.inference for dtype in WHOLES)
-_DATATYPES: dict[str, tuple[str, ...]] = {"attend_mask": ("BOOL",), "ignore_mask": ("BOOL",), "lengths": _WHOLES}
+_BOOL = ("BOOL",)
+_DATATYPES = {"attend_mask": _BOOL, "ignore_mask": _BOOL, "lengths": tuple(dtype.inference for dtype in WHOLES)}
 
 
 class Model(NamedTuple):
@@ -78,8 +77,8 @@ class WantedAnswer(NamedTuple):
     timeout_s: float | None
 
 
-def split_inference(body: bytearray, json_length: bytes | None) -> tuple[bytes, memoryview]:
-    """Return the JSON of a body and the bytes after it; `json_length` is the header's text or None. Raises BadBinary."""
+def split_inference(body: bytearray, json_length: bytes | None) -> tuple[bytearray, memoryview]:
+    """Return the JSON and the bytes after it, and take `body`; `json_length` is the header's text or None. Raises BadBinary."""
     size = head = len(body)
     if json_length is not None:
         # Compare the number of digits first: int() refuses text of more than 4,300 digits, leading zeros included.
@@ -90,9 +89,11 @@ def split_inference(body: bytearray, json_length: bytes | None) -> tuple[bytes, 
         if head == 0:
             words = "a body without JSON is only for models with one input"
             raise BadBinary(f"{words}; name the inputs of this model in JSON")
-    rest = memoryview(body)[head:]
-    # Tensors are views that keep the whole body alive; copy them if the JSON is larger.
-    return bytes(body[:head]), memoryview(bytearray(rest)) if head > len(rest) else rest
+    if head <= size - head:
+        return body[:head], memoryview(body)[head:]
+    rest = memoryview(body[head:])  # a copy: views would keep the whole body, most of which is JSON
+    del body[head:]
+    return body, rest
 
 
 def read_inference(
@@ -145,7 +146,7 @@ def _tensor(entry: InferInput, rest: memoryview, model: Model) -> tuple[dict[str
     name, shape, param = entry.name, entry.shape, f"/{entry.name}"
     datatypes, axes = _DATATYPES.get(name, _FLOATS), model.axes.get(name)
     if entry.datatype not in datatypes:
-        hint = f"; {FLOATS_ARE_A_BIAS}" if datatypes == ("BOOL",) and entry.datatype in _FLOATS else ""
+        hint = f"; {FLOATS_ARE_A_BIAS}" if datatypes == _BOOL and entry.datatype in _FLOATS else ""
         words = f"the datatype of {name} must be one of {', '.join(datatypes)}{hint}"
         raise BadDtype(words, param=f"{param}/datatype")
     if axes is not None and len(shape) != axes.count(",") + 1:

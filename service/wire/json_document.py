@@ -2,8 +2,9 @@
 
 simdjson parses first. Python's `json` then parses what simdjson rejects, because only it gives the position of a fault and takes
 integers of any size. Invariants: The module knows no fields. It accepts only strict JSON in UTF-8, without a byte order mark or
-duplicate keys, of limited depth, with an object at the top. Syntax errors come before every other error. Nothing here waits, and
-`parse_s` estimates the time, so that the caller can choose where to parse.
+duplicate keys, of limited depth, with an object at the top. Syntax errors come before every other error; only too many lists are
+refused before their depth and the keys of objects are read. Nothing here waits. `parse_s` estimates the time, so that the caller
+can choose where to parse.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ MAX_TEXT_NUMBERS = 2**20
 MAX_MEMBERS = 32_768
 """Members of objects, and entries of lists that hold objects."""
 MAX_CHARACTERS = 2**20
-"""Characters in names, and in strings up to LONG_STRING."""
+"""Characters in names, in strings up to LONG_STRING, and in integers from LONG_INTEGER on."""
 LONG_STRING = 1024
+LONG_INTEGER = 2**256
 # An answer repeats a name that the caller sent only if it has this form.
 ECHOED = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,31}")
 # simdjson finds a member by linear search.
@@ -44,6 +46,10 @@ _ROUNDED_FROM = 2**53
 # Seconds per byte, and per mark of a number (in Python's slower parser), list, member and object; measured on two cores, 2026.
 _BYTE_S = 1.2e-9
 _MARKS_S = {",": 6e-8, "[": 4e-7, ":": 6e-7, "{": 4e-6}
+# And per eight digits of a number from the 24th on: each parser takes long for such a number.
+_DIGITS_S = 1.3e-7
+_EIGHT_TRUE = int.from_bytes(b"\1" * 8)
+_FEW_BYTES = 2**18
 _COUNTED_BYTES = 4 * 2**20
 # simdjson's letters for kinds of numbers.
 _KINDS: dict[Literal["i", "u", "d"], type[np.generic]] = {"i": np.int64, "u": np.uint64, "d": np.float64}
@@ -66,13 +72,11 @@ class _Pairs(list[tuple[str, object]]):
 def parse(body: bytes | bytearray, *, max_depth: int, max_numbers: int = MAX_TEXT_NUMBERS) -> dict[str, Json]:
     """Return the object in `body`; nested lists of numbers become NumberList, short flat ones and large integers stay lists.
 
-    Raises BadJson, JsonTooDeep, DuplicateKey for malformed JSON; then CostLimit for more than `max_numbers` numbers, NonFinite
-    for a number beyond float64, InvalidInput for too many members and for a body that is not an object.
+    Raises BadJson, JsonTooDeep, DuplicateKey for malformed JSON; then CostLimit for more than `max_numbers` numbers or lists,
+    NonFinite for a number beyond float64, InvalidInput for too many members and for a body that is not an object.
     """
-    if not body:
-        raise BadJson("the body is empty")
-    if body.startswith(codecs.BOM_UTF8):
-        raise BadJson("the body starts with a byte order mark")
+    if not body or body.startswith(codecs.BOM_UTF8):
+        raise BadJson("the body starts with a byte order mark" if body else "the body is empty")
     try:
         document = _by_simdjson(body, max_depth, max_numbers)
     except _NotForSimdjsonError:
@@ -86,7 +90,15 @@ def parse_s(body: bytes | bytearray) -> float:
     """Return an upper estimate of the seconds that `parse` takes; infinite for a body whose marks take long to count."""
     if len(body) > _COUNTED_BYTES:
         return math.inf
-    return len(body) * _BYTE_S + sum(_count(body, mark) * seconds for mark, seconds in _MARKS_S.items())
+    seconds = len(body) * _BYTE_S + sum(_count(body, mark) * seconds for mark, seconds in _MARKS_S.items())
+    return seconds + _count_digits(body) * _DIGITS_S if len(body) > _FEW_BYTES else seconds
+
+
+def _count_digits(body: bytes | bytearray) -> int:
+    """Return how many groups of eight digits, counted from the body's start, follow two such groups."""
+    are_digits = np.frombuffer(body, np.uint8, len(body) // 8 * 8) - np.uint8(ord("0")) < np.uint8(10)
+    groups = are_digits.view(np.uint64) == _EIGHT_TRUE
+    return int(np.count_nonzero(groups[2:] & groups[1:-1] & groups[:-2]))
 
 
 def _count(body: bytes | bytearray, mark: str) -> int:
@@ -103,23 +115,35 @@ def _by_simdjson(body: bytes | bytearray, max_depth: int, max_numbers: int) -> J
         if str(error).startswith("DEPTH_ERROR"):
             raise JsonTooDeep("the body is nested too deep") from None
         raise _NotForSimdjsonError from None
+    num_lists = _count(body, "[")  # brackets in strings count too; base64 has none
+    _check_count(num_lists, max_numbers, "lists")
     reader = _Reader(max_depth, max_numbers)
     document = reader.value(root, 0)
-    if reader.num_lists != _count(body, "["):
+    if reader.num_lists != num_lists:
         # Either the fast path missed a list among numbers, which simdjson flattens silently, or a string has a bracket.
         reader = _Reader(max_depth, max_numbers, uses_fast_path=False)
         document = reader.value(root, 0)
-    reader.check()
+    _check_count(reader.num_numbers, max_numbers, "numbers")
     return document
 
 
+def _check_count(found: int, most: int, what: str) -> None:
+    """Raise CostLimit if a document, whose syntax is valid, has too many numbers or lists."""
+    if found > most:
+        raise CostLimit(
+            f"the body has {found:,} {what} written as text, expected at most {most:,} (ATTENTION_MAX_TEXT_NUMBERS); "
+            "tensors in base64 or safetensors may have more"
+        )
+
+
 def _by_python(body: bytes | bytearray, max_depth: int, max_numbers: int) -> Json:
-    if _count(body, ",") > max_numbers:  # so many Python objects would take hundreds of MiB
-        raise BadJson("the body is not valid JSON")
+    if max(_count(body, ","), _count(body, "[")) > max_numbers:  # so many Python objects would take hundreds of MiB
+        rare = "an integer beyond 64 bits, a number beyond float64, an unpaired surrogate or an object of many members"
+        raise BadJson(f"the body is not valid JSON, or has more than {max_numbers:,} commas or lists and {rare}")
     reader = _Reader(max_depth, max_numbers)
     found, constants = _decoded(body)
     document = reader.value(found, 0)
-    reader.check()
+    _check_count(reader.num_numbers, max_numbers, "numbers")
     if constants:
         raise _not_a_number(found, constants[0])
     # Python reads 1e999 as infinite. Large lists of numbers are checked when their field is known.
@@ -200,16 +224,8 @@ class _Reader:
         self._uses_fast_path = uses_fast_path
         self._num_members = 0
         self._num_characters = 0
-        self._num_numbers = 0
+        self.num_numbers = 0
         self.num_lists = 0
-
-    def check(self) -> None:
-        """Raise CostLimit if the document, whose syntax is valid, has too many numbers."""
-        if self._num_numbers > self._max_numbers:
-            raise CostLimit(
-                f"the body has {self._num_numbers:,} numbers written as text, expected at most {self._max_numbers:,} "
-                "(ATTENTION_MAX_TEXT_NUMBERS); tensors in base64 or safetensors may have more"
-            )
 
     def value(self, found: object, depth: int) -> Json:
         """Convert `found`; `depth` counts the lists and objects around it."""
@@ -222,8 +238,7 @@ class _Reader:
             return self._object(found, depth)
         if isinstance(found, simdjson.Array | list):
             return self._list(found, depth)
-        if isinstance(found, str):
-            self._count_characters(found)
+        self._count_characters(found)
         return found  # type: ignore[return-value]  # a scalar of JSON
 
     def _object(self, pairs: list[tuple[str, object]], depth: int) -> dict[str, Json]:
@@ -239,11 +254,7 @@ class _Reader:
 
     def _list(self, entries: simdjson.Array | list[object], depth: int) -> Json:
         self._check_depth(depth + 1)
-        if not len(entries):
-            self.num_lists += 1
-            return []
-        first = entries[0]
-        if isinstance(first, simdjson.Object | _Pairs):
+        if not len(entries) or isinstance(first := entries[0], simdjson.Object | _Pairs):
             return self._list_of_objects(entries, depth)
         if self._uses_fast_path and isinstance(entries, simdjson.Array) and type(first) in (int, float, simdjson.Array):
             numbers = self._array(entries, first, depth)
@@ -273,10 +284,10 @@ class _Reader:
             return None
         count = math.prod(shape)
         numbers: Json = []  # if there are too many, the body is rejected, so copy no values
-        if self._num_numbers + count <= self._max_numbers:
+        if self.num_numbers + count <= self._max_numbers:
             numbers = _numbers_of(array, tuple(shape), is_whole=isinstance(first, int))
         if numbers is not None:
-            self._num_numbers += count
+            self.num_numbers += count
             self.num_lists += num_lists
         return numbers
 
@@ -298,13 +309,12 @@ class _Reader:
             self._check_depth(depth)
             level = inner
         self.num_lists += num_lists
-        self._num_numbers += num_values
+        self.num_numbers += num_values
         if num_lists == 1 and (len(whole) <= _SHORT or _are_rounded(whole)):
             for entry in whole:
-                if isinstance(entry, str):
-                    self._count_characters(entry)
+                self._count_characters(entry)
             return whole  # type: ignore[return-value]  # scalars of JSON
-        return nested_numbers(whole) if self._num_numbers <= self._max_numbers else []
+        return nested_numbers(whole) if self.num_numbers <= self._max_numbers else []
 
     def _check_depth(self, depth: int) -> None:
         if depth > self._max_depth:
@@ -315,29 +325,33 @@ class _Reader:
         if self._num_members > MAX_MEMBERS:
             raise InvalidInput(f"the body has more than {MAX_MEMBERS:,} members and entries besides its numbers")
 
-    def _count_characters(self, text: str) -> None:
-        if len(text) <= LONG_STRING:
-            self._num_characters += len(text)
+    def _count_characters(self, found: object) -> None:
+        """Count the characters of a short string or a long integer: after the helper process, the worker reads them again."""
+        if isinstance(found, str):
+            self._num_characters += len(found) if len(found) <= LONG_STRING else 0
+        elif isinstance(found, int) and not -LONG_INTEGER < found < LONG_INTEGER:
+            self._num_characters += found.bit_length() * 3 // 10
         if self._num_characters > MAX_CHARACTERS:
-            raise InvalidInput(f"the body has more than {MAX_CHARACTERS:,} characters in names and short strings")
+            words = "characters in names, short strings and long integers"
+            raise InvalidInput(f"the body has more than {MAX_CHARACTERS:,} {words}")
 
 
 def _are_rounded(entries: list[object]) -> bool:
     """Whether all entries are integers, and float64 would round one of them."""
-    if len(entries) > _MAX_EXACT or set(map(type, entries)) != {int}:
-        return False
-    numbers = cast("list[int]", entries)
-    return max(numbers) >= _ROUNDED_FROM or min(numbers) <= -_ROUNDED_FROM
+    are_integers = len(entries) <= _MAX_EXACT and set(map(type, entries)) == {int}
+    return are_integers and max(map(abs, cast("list[int]", entries))) >= _ROUNDED_FROM
 
 
 def _numbers_of(array: simdjson.Array, shape: tuple[int, ...], *, is_whole: bool) -> NumberList | None:
     """Return the numbers of a regular array, None if it has others or stays a list; `is_whole`: the first is an integer."""
+    may_stay = is_whole and len(shape) == 1 and shape[0] <= _MAX_EXACT
     for kind, dtype in _KINDS.items():
         if kind == "d" or is_whole:
             # Elements that are not numbers, or not all of this kind, raise.
             with contextlib.suppress(ValueError, TypeError, RuntimeError):
                 values = np.frombuffer(array.as_buffer(of_type=kind), dtype=dtype).astype(np.float64, copy=False)
-                if kind != "d" and shape[0] <= _MAX_EXACT and len(shape) == 1 and np.abs(values).max() >= _ROUNDED_FROM:
+                # Integers of kind "d" are negative ones beside others of 2^63 and more.
+                if may_stay and (values if kind == "d" else np.abs(values)).max() >= _ROUNDED_FROM:
                     return None
                 return NumberList(values, shape, kind != "d") if len(values) == math.prod(shape) else None
     return None

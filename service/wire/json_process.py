@@ -7,7 +7,6 @@ ends, however it ends, the socket closes and this process ends.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import signal
 import socket
@@ -19,7 +18,7 @@ import numpy as np
 
 from service.errors import BadJson, CostLimit, DuplicateKey, InvalidInput, JsonTooDeep, NonFinite, ServiceError
 from service.wire.json_document import LONG_STRING, Json, parse
-from service.wire.number_list import NO_VALUES, Fault, NumberList
+from service.wire.number_list import Fault, NumberList
 
 REQUEST = struct.Struct("<QII")
 """Bytes of the body, its maximum depth, its maximum count of numbers."""
@@ -43,10 +42,10 @@ def _answer(body: bytes, max_depth: int, max_numbers: int) -> tuple[bytes, list[
     try:
         return pack(parse(body, max_depth=max_depth, max_numbers=max_numbers))
     except MemoryError:
-        error: ServiceError = CostLimit("there is not enough memory to parse a body of this size")
-    except ServiceError as found:
-        error = found.with_traceback(None)  # its frames hold the whole document in a reference cycle
-    return json.dumps({"code": error.code, "message": error.message, "param": error.param}).encode(), []
+        fields = [CostLimit.code, "there is not enough memory to parse a body of this size", None]
+    except ServiceError as error:  # a name that stays would hold the document: the error's frames lead back to this one
+        fields = [error.code, error.message, error.param]
+    return json.dumps(fields).encode(), []
 
 
 def pack(document: dict[str, Json]) -> tuple[bytes, list[bytes]]:
@@ -57,10 +56,10 @@ def pack(document: dict[str, Json]) -> tuple[bytes, list[bytes]]:
         if isinstance(found, str):
             about, data = None, found.encode("utf-8", "surrogatepass")
         else:
+            fault = found.fault and (found.fault.index, found.fault.what)
+            about = found.shape, found.is_whole, found.first_boolean, found.first_minus_inf, fault
             data = found.values.tobytes()
-            about = dataclasses.asdict(dataclasses.replace(found, values=NO_VALUES))
-            del about["values"]
-        parts.append({"path": path, "num_bytes": len(data), "numbers": about})
+        parts.append((path, len(data), about))
         blobs.append(data)
         container[name] = None
     return json.dumps({"document": document, "parts": parts}).encode(), blobs
@@ -69,24 +68,23 @@ def pack(document: dict[str, Json]) -> tuple[bytes, list[bytes]]:
 def unpack(text: bytes, blobs: memoryview) -> dict[str, Any]:
     """Return the packed document, or raise the packed ServiceError."""
     answer = json.loads(text)
-    if "code" in answer:
-        raise _ERRORS[answer["code"]](answer["message"], param=answer["param"])
+    if isinstance(answer, list):
+        code, message, param = answer
+        raise _ERRORS[code](message, param=param)
     document: dict[str, Any] = answer["document"]
     at = 0
-    for part in answer["parts"]:
-        *path, name = part["path"]
+    for (*path, name), num_bytes, about in answer["parts"]:
         container: Any = document
         for step in path:
             container = container[step]
-        data, about = blobs[at : at + part["num_bytes"]], part["numbers"]
-        at += part["num_bytes"]
+        data = blobs[at : at + num_bytes]
+        at += num_bytes
         if about is None:
             container[name] = str(data, "utf-8", "surrogatepass")
             continue
-        about["shape"] = tuple(about["shape"])
-        if about["fault"] is not None:
-            about["fault"] = Fault(tuple(about["fault"]["index"]), about["fault"]["what"])
-        container[name] = NumberList(np.frombuffer(data), **about)
+        shape, is_whole, first_boolean, first_minus_inf, fault = about
+        fault = fault and Fault(tuple(fault[0]), fault[1])
+        container[name] = NumberList(np.frombuffer(data), tuple(shape), is_whole, first_boolean, first_minus_inf, fault)
     return document
 
 

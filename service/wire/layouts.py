@@ -16,7 +16,6 @@ LayoutName = Literal["ld", "bld", "hld", "lhd", "bhld", "blhd", "packed"]
 _DEFAULTS: dict[int, LayoutName] = {2: "ld", 4: "bhld"}
 _PACKED_AXES = {2: "lhd", 3: "blhd"}
 _AXES = "bhld"
-MEAN_RANK = 3
 
 
 class Layout(NamedTuple):
@@ -34,24 +33,14 @@ class Layout(NamedTuple):
     def is_packed(self) -> bool:
         return self.num_heads is not None
 
-    @property
-    def rows_first(self) -> bool:
-        """Whether the heads of one row lie side by side in memory."""
-        return "lh" in self.axes
-
-    @property
-    def words(self) -> str:
-        """The shape in words, as errors and documents write it."""
-        if self.is_packed:
-            return "[B, L, H·d]" if self.has_batch else "[L, H·d]"
-        return f"[{', '.join(axis if axis == 'd' else axis.upper() for axis in self.axes)}]"
-
     def rows(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         """Return query, key or value as a view [B, H, L, d]; raises BadShape for another number of axes or an empty axis."""
         rank = len(self.axes) - self.is_packed
         if tensor.dim() != rank or 0 in tensor.shape:
             found = list(tensor.shape) if tensor.dim() == rank else f"{tensor.dim()} axes"
-            raise BadShape(f"{name} must be {self.words} in this layout, no axis empty, got {found}", param=f"/{name}")
+            axes = ", ".join(axis if axis == "d" else axis.upper() for axis in self.axes)
+            words = axes.replace("H, d", "H·d") if self.is_packed else axes
+            raise BadShape(f"{name} must be [{words}] in this layout, no axis empty, got {found}", param=f"/{name}")
         heads = self.num_heads if name == "query" else self.num_kv_heads
         if heads is not None:
             if tensor.shape[-1] % heads:
@@ -76,7 +65,7 @@ class Layout(NamedTuple):
             output = output.permute([kept.index(axis) for axis in self.axes])
             return output.flatten(-2) if self.is_packed else output
         # The mean over the heads, [B, L, S], has no axis of heads; present keys and values always have one.
-        is_mean = name == "weights" and tensor.dim() == MEAN_RANK
+        is_mean = name == "weights" and tensor.dim() == 3  # noqa: PLR2004 (axes)
         if "h" not in self.axes and not is_mean and not name.startswith("present"):
             tensor = tensor[:, 0]
         return tensor if self.has_batch else tensor[0]

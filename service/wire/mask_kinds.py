@@ -205,8 +205,10 @@ def _offsets(value: object, place: MaskPlace) -> int | list[int]:
     count = place.sizes.sequences
     if type(value) is int:
         return value
-    if isinstance(value, NumberList) and value.shape == (count,) and value.is_whole_numbers:
-        value = [int(number) for number in value.values]  # exact: integers that float64 would round stay in a list
+    if isinstance(value, NumberList) and value.shape == (count,) and value.is_whole:
+        are_numbers = (value.first_boolean, value.first_minus_inf, value.fault) == (None, None, None)
+        # Exact: integers that float64 would round stay in a list.
+        value = [int(number) for number in value.values] if are_numbers else None
     is_list = isinstance(value, list) and len(value) == count and all(type(number) is int for number in value)
     if place.is_batch and is_list:
         return cast("list[int]", value)

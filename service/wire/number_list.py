@@ -20,6 +20,7 @@ Float64s: TypeAlias = npt.NDArray[np.float64]
 
 BEYOND_FLOAT64 = "a number beyond the range of float64"
 NO_VALUES = np.empty(0)
+_OVERFLOW = 2**1024 - 2**970  # the least integer that rounds to no float64
 OTHER_SHAPE = "a list or a number of another shape"
 
 _NAMES: dict[type, str] = {type(None): "null", dict: "an object", str: "a string"}
@@ -51,11 +52,6 @@ class NumberList:
     first_boolean: int | None = None
     first_minus_inf: int | None = None
     fault: Fault | None = None
-
-    @property
-    def is_whole_numbers(self) -> bool:
-        """Whether every item is a number written without fraction and exponent."""
-        return self.is_whole and self.first_boolean is None and self.first_minus_inf is None and self.fault is None
 
 
 def nested_numbers(nested: object) -> NumberList:
@@ -111,11 +107,4 @@ def index_of(position: int, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _is_number(item: object) -> bool:
-    if item == "-inf":
-        return True
-    if not isinstance(item, int | float):
-        return False
-    try:
-        return math.isfinite(float(item))
-    except OverflowError:
-        return False
+    return item == "-inf" or (isinstance(item, int | float) and abs(item) < _OVERFLOW)

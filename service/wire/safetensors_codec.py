@@ -23,7 +23,7 @@ import torch
 
 from service.attention.call import Call
 from service.attention.spec import LayerSpec
-from service.errors import BadBinary, Malformed, UnknownField
+from service.errors import BadBinary, ServiceError, UnknownField
 from service.layers.safetensors_file import LENGTH_BYTES, Header, HeaderReader, TensorEntry
 from service.wire.attend_request import AnswerFacts, CheckedRequest, RequestLimits, check_request, float_field
 from service.wire.attention_request import TENSORS
@@ -52,7 +52,7 @@ def parse_safetensors(body: bytearray, *, max_depth: int, max_numbers: int = MAX
     if (text := header.metadata.get("request", "{}")) != "{}":
         try:
             document |= parse(text.encode("utf-8", "surrogatepass"), max_depth=max_depth, max_numbers=max_numbers)
-        except Malformed as error:
+        except ServiceError as error:
             raise type(error)(f"__metadata__.request: {error.message}", param=error.param) from None
     _check_no_values(document)
     view = memoryview(body)

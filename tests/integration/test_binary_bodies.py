@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import zstandard
 from safetensors import deserialize
+from safetensors.numpy import save
 
 from tests.integration.forms import (
     BINARY,
@@ -27,6 +28,7 @@ from tests.integration.forms import (
 
 ATTEND = "/v1/layers/small/attend"
 INFER = "/v2/models/small/infer"
+ATTEND_MASK = '{"masks":[{"kind":"attend"}]}'
 X = np.random.default_rng(3).standard_normal((2, 16)).astype(np.float32)
 BODY = as_safetensors(Request(X))
 
@@ -34,6 +36,20 @@ BODY = as_safetensors(Request(X))
 async def post(service, content: bytes, path: str = ATTEND, **headers: str):
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return await service.client.post(path, content=content, headers={"content-type": BINARY, **named})
+
+
+def test_a_body_that_is_much_larger_than_its_tensors_counts_in_the_queue(served):
+    """The query is a view of the body, so all of it waits with the request."""
+    x = np.zeros((200, 16), np.float32)
+
+    async def story(service):
+        for dtype, status in ((np.bool_, 200), (np.int64, 413)):
+            content = save({"query": x, "masks.0.values": np.ones((200, 200), dtype)}, {"request": ATTEND_MASK})
+            answer = await post(service, content, accept="application/json")
+            assert answer.status_code == status, answer.text
+        assert "bytes of decoded tensors" in answer.json()["detail"]
+
+    served(story, queue_bytes=200_000)
 
 
 def test_the_answer_has_the_form_of_the_request_or_of_accept(served):

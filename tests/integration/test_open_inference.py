@@ -1,8 +1,14 @@
 """The Open Inference Protocol as its text says it, beyond what real clients send."""
 
 import json
+import tracemalloc
+import weakref
+from typing import Any
 
 import pytest
+
+from service.api import attend_route
+from service.wire.inference_codec import read_inference, split_inference
 
 QUERY = {"name": "query", "datatype": "FP32", "shape": [1, 2, 16], "data": [0.5] * 32}
 INFER = "/v2/models/small/infer"
@@ -204,6 +210,44 @@ def test_leading_zeros_of_the_length_of_the_json_are_ignored(served):
         headers = {"inference-header-content-length": "0" * 5000 + str(len(content))}
         answer = await service.client.post(INFER, content=content, headers=headers)
         assert answer.status_code == 200, answer.text
+
+    served(story)
+
+
+@pytest.mark.parametrize("num_json", [None, 2**20, 2**20 - 8])
+def test_a_body_that_is_mostly_json_is_not_copied(num_json):
+    """It was copied twice: 16 MiB of JSON took 48."""
+    body = bytearray(b"{" * 2**20)
+    tracemalloc.start()
+    try:
+        text, rest = split_inference(body, None if num_json is None else str(num_json).encode())
+        assert tracemalloc.get_traced_memory()[1] < 2**12
+    finally:
+        tracemalloc.stop()
+    assert text is body
+    assert len(text) + len(rest) == 2**20
+
+
+def test_the_text_of_a_body_is_freed_when_it_is_parsed(served, monkeypatch):
+    class Text(bytearray):
+        """Unlike a bytearray, it can be referred to weakly."""
+
+    texts: list[weakref.ref[Text]] = []
+
+    def split(body: bytearray, _: bytes | None) -> tuple[bytearray, memoryview]:
+        text = Text(body)
+        texts.append(weakref.ref(text))
+        return text, memoryview(b"")
+
+    def read(*args: Any) -> Any:
+        assert texts[0]() is None
+        return read_inference(*args)
+
+    monkeypatch.setattr(attend_route, "split_inference", split)
+    monkeypatch.setattr(attend_route, "read_inference", read)
+
+    async def story(service):
+        assert (await infer(service)).status_code == 200
 
     served(story)
 

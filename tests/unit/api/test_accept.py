@@ -2,7 +2,7 @@
 
 import pytest
 
-from service.api.reply import answer_coding, answer_type
+from service.api.reply import MIN_COMPRESSED, answer_coding, answer_type
 from service.errors import NotAcceptable
 from service.http.request_parser import HeaderFields
 
@@ -72,7 +72,24 @@ def test_an_accept_encoding_without_an_available_coding_is_refused(value):
 
 
 def coding_for(*values: bytes, take_offers: bool = False) -> bytes | None:
-    return answer_coding(asked(b"accept-encoding", *values), (b"zstd", b"gzip"), take_offers=take_offers)
+    found = answer_coding(asked(b"accept-encoding", *values), (b"zstd", b"gzip"), take_offers=take_offers)
+    return None if found is None else found[0]
+
+
+@pytest.mark.parametrize(
+    ("value", "min_bytes"),
+    [
+        (b"gzip", MIN_COMPRESSED),
+        (b"gzip, identity;q=0.5", MIN_COMPRESSED),
+        (b"gzip, identity;q=0", 0),
+        (b"gzip, *;q=0", 0),
+    ],
+)
+def test_an_answer_that_may_not_be_plain_is_compressed_however_small(value, min_bytes):
+    assert answer_coding(asked(b"accept-encoding", value), (b"zstd", b"gzip"), take_offers=False) == (
+        b"gzip",
+        min_bytes,
+    )
 
 
 @pytest.mark.parametrize(

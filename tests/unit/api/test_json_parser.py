@@ -81,6 +81,14 @@ def test_the_limit_of_numbers_is_the_setting():
     story(check, numbers=1000)
 
 
+@pytest.mark.parametrize("numbers", [2**32, 10**30])
+def test_the_limit_of_numbers_may_be_as_high_as_no_limit(numbers):
+    async def check(parser: JsonParser) -> None:
+        assert (await parser.parse(LARGE))["query"].values.shape == (300_001,)
+
+    story(check, numbers=numbers)
+
+
 def test_a_killed_helper_process_is_replaced_and_the_body_parsed_again():
     async def check(parser: JsonParser) -> None:
         before = set(children())

@@ -32,14 +32,16 @@ OPENERS: dict[bytes, Callable[[bytes], bytes]] = {
 }
 
 
-def sent(pieces: Iterable[Piece], coding: bytes | None = None) -> tuple[dict[bytes, bytes], list[bytes]]:
+def sent(
+    pieces: Iterable[Piece], coding: bytes | None = None, min_bytes: int = MIN_COMPRESSED
+) -> tuple[dict[bytes, bytes], list[bytes]]:
     """Headers and bodies of the messages; they must be a whole answer."""
     messages: list[dict] = []
 
     async def send(message) -> None:
         messages.append(message)
 
-    asyncio.run(send_reply(send, [(b"x-own", b"1")], pieces, coding))
+    asyncio.run(send_reply(send, [(b"x-own", b"1")], pieces, None if coding is None else (coding, min_bytes)))
     start, *bodies = messages
     assert start["status"] == 200
     assert [message.get("more_body", False) for message in bodies] == [True] * (len(bodies) - 1) + [False]
@@ -87,7 +89,7 @@ def turns_of_others(pieces, coding=None) -> list[int]:
         async def send(_) -> None:
             seen.append(turns())
 
-        await send_reply(send, [], pieces, coding)
+        await send_reply(send, [], pieces, None if coding is None else (coding, MIN_COMPRESSED))
         seen.append(turns())
 
     beside_others(answer)
@@ -172,6 +174,15 @@ def test_a_compressed_answer_decompresses_to_the_same_bytes(made, coding, size):
     assert headers[b"content-encoding"] == coding
     assert headers.get(b"content-length", str(len(b"".join(bodies))).encode()) == str(len(b"".join(bodies))).encode()
     assert OPENERS[coding](b"".join(bodies)) == whole
+
+
+@pytest.mark.parametrize("coding", list(OPENERS), ids=lambda coding: coding.decode())
+@pytest.mark.parametrize("made", [list, iter], ids=["a sequence", "one by one"])
+@pytest.mark.parametrize("size", [0, 1, 300])
+def test_small_answers_are_compressed_for_a_client_that_takes_no_plain_answer(made, coding, size):
+    headers, bodies = sent(made([b"x" * size, b"y"]), coding, 0)
+    assert headers[b"content-encoding"] == coding
+    assert OPENERS[coding](b"".join(bodies)) == b"x" * size + b"y"
 
 
 @pytest.mark.parametrize("made", [list, iter], ids=["a sequence", "one by one"])

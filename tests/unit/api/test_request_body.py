@@ -221,6 +221,11 @@ def test_a_body_of_very_many_members_is_refused_early():
         read(Parts(gzip.compress(b"") * 30_000), (b"content-encoding", b"gzip"), limits=BodyLimits(2**20, 5))
 
 
+def test_nothing_may_follow_the_one_member_of_deflate():
+    with pytest.raises(BadEncoding, match="at most 1 member and nothing after"):
+        read(Parts(zlib.compress(b"x") + b"y"), (b"content-encoding", b"deflate"))
+
+
 def test_an_empty_compressed_body_is_bad_encoding():
     with pytest.raises(BadEncoding):
         read(Parts(gzip.compress(b"")), (b"content-encoding", b"gzip"))

@@ -9,6 +9,7 @@ import pytest
 from service.attention import masks
 from service.errors import CostLimit
 from service.wire.attend_request import CheckedRequest, RequestLimits, check_request
+from service.wire.attention_request import check_attention
 from tests.attention_fixtures import make_spec
 
 SPEC = make_spec(8, 4)
@@ -57,6 +58,38 @@ def test_the_workspace_of_weights_counts_with_the_masks():
     check(limited(0))
     with pytest.raises(CostLimit):
         check(limited(1000), weights={"form": "top_k", "k": 1})
+
+
+@pytest.mark.parametrize("limit", range(4), ids=["sequences", "tokens", "cells", "returned"])
+@pytest.mark.parametrize("route", ["layer", "attention"])
+def test_a_request_whose_shapes_cost_too_much_is_refused_before_masks_are_made(monkeypatch, limit, route):
+    """Offsets of its own for each sequence make a mask of 16 bytes a query row: 16 of them took 2 GiB with a body of 16 MiB."""
+
+    def made(*_: object) -> None:
+        raise AssertionError("a mask of a refused request was made")
+
+    monkeypatch.setattr(masks, "window", made)
+    limits = RequestLimits(*(2**62 if i != limit else 0 for i in range(5)))
+    batch = {"query": [ROWS, ROWS], "masks": [{"kind": "causal", "offset": [0, 1]}], "weights": "heads"}
+    requests = {
+        "layer": lambda: check(limits, **batch),
+        "attention": lambda: check_attention(
+            {**batch, "key": [ROWS] * 2, "value": [ROWS] * 2, "layout": "bld"}, limits
+        ),
+    }
+    with pytest.raises(CostLimit):
+        requests[route]()
+
+
+@pytest.mark.parametrize(
+    ("sequences", "kinds", "is_counted"),
+    [(1, 16, True), (60, 1, True), (64, 1, False), (4, 16, False), (1024, 1, False), (1024, 0, True)],
+)
+def test_masked_rows_of_many_short_sequences_are_counted_by_the_caller(sequences, kinds, is_counted):
+    """Each sequence takes 10 to 20 µs a mask: 1,024 sequences of one row with 16 windows held the event loop for 160 ms."""
+    request = check(query=[[[0.5] * 8]] * sequences, masks=[{"kind": "causal", "offset": -1}] * kinds)
+    assert request.is_counted == is_counted
+    assert request.counted().masked_rows == (sequences if kinds else 0)
 
 
 def test_a_request_with_too_large_mask_tables_is_refused_before_its_rows_are_counted(monkeypatch):

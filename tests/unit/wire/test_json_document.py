@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import tracemalloc
 from typing import Any
@@ -24,8 +25,8 @@ from service.errors import (
     ServiceError,
 )
 from service.wire import json_document
-from service.wire.json_document import parse
-from service.wire.json_process import pack, unpack
+from service.wire.json_document import MAX_CHARACTERS, parse, parse_s
+from service.wire.json_process import _answer, pack, unpack
 from service.wire.number_list import NumberList
 from tests.unit.wire.strict_reference import Documents, has_infinity, regular, strict
 
@@ -357,6 +358,11 @@ class TestLists:
         text, blobs = pack(parsed(body))
         assert unpack(text, memoryview(b"".join(blobs))) == written
 
+    @pytest.mark.parametrize("number", [2**63, 2**64 - 1, 2**64])
+    def test_so_do_negative_integers_beside_those_that_only_an_unsigned_type_holds(self, number):
+        written = {"query": [-1, number, *range(63)]}
+        assert parsed(json.dumps(written).encode()) == written
+
     @pytest.mark.parametrize("text", ["9007199254740993", "9223372036854775809", "1" + "0" * 30])
     def test_other_large_integers_are_rounded_like_those_of_python(self, text):
         expected = float(int(text))
@@ -450,6 +456,15 @@ class TestLimits:
         body = ('{"z":[' + "{" + filler * (300_000 // len(filler)) + '"y":1}]}').encode()
         assert type(refused(body)) in {InvalidInput, DuplicateKey}
 
+    @pytest.mark.parametrize("place", ['{"a":[%s]}', '{"a":[{},%s]}', '{"a":[[%s],{}]}'])
+    def test_long_integers_have_a_limit(self, place):
+        """The worker reads them a second time: 16 MiB of them held its event loop for 260 ms."""
+        most = MAX_CHARACTERS // 4300
+        assert parsed((place % ",".join(["9" * 4300] * (most - 1))).encode())
+        error = refused((place % ",".join(["9" * 4300] * (most + 10))).encode())
+        assert isinstance(error, InvalidInput)
+        assert "long integers" in error.message
+
     def test_text_that_is_no_json_is_bad_json_at_any_size(self):
         for body in (
             b"x" * 2**20,
@@ -463,6 +478,22 @@ class TestLimits:
     def test_many_small_lists_fit(self):
         lists = {f"k{i}": [i, [i, "x"], {"v": None}] for i in range(600)}
         assert parsed(json.dumps(lists).encode()) == lists
+
+
+class TestEstimate:
+    """`parse_s` is an upper estimate, also for numbers of many digits."""
+
+    @pytest.mark.parametrize("number", ["9" * 4300, "9" * 300, "0." + "7" * 100, "1" + "0" * 60 + "e-60"])
+    def test_numbers_of_many_digits_take_long(self, number):
+        """Integers of 4,300 digits held the event loop for 65 ms, decimals of 100 digits for 28 ms."""
+        assert parse_s(body_of("[" + ",".join([number] * (2**21 // len(number))) + "]")) > 0.02
+
+    @pytest.mark.parametrize(
+        "text", ['"' + "QUJDREVG0123456789/+abcd" * 2**17 + '"', "[" + "0.12345678901234567," * 2**16 + "0]"]
+    )
+    def test_other_bodies_take_as_long_as_their_bytes_and_marks(self, text):
+        body = body_of(text)
+        assert parse_s(body) == pytest.approx(len(body) * 1.2e-9 + body.count(b",") * 6e-8, abs=1e-5)
 
 
 class TestNumbersAsText:
@@ -490,6 +521,29 @@ class TestNumbersAsText:
     def test_syntax_errors_are_reported_before_the_limit(self, text, kind):
         assert isinstance(refused(body_of(text)), kind)
 
+    @pytest.mark.parametrize(
+        "rare", ["18446744073709551616", "1e999", '"\\ud800"', json.dumps({f"{i}": i for i in range(65)})]
+    )
+    def test_above_the_limit_no_valid_json_is_said_to_be_malformed(self, rare):
+        """Whether it is one of the rare kinds of JSON that simdjson refuses is not looked into there."""
+        message = refused(f'{{"a":{rare},"query":[{"0," * self.MOST}0]}}'.encode()).message
+        assert "or has more than 1,048,576 commas or lists and an integer beyond 64 bits" in message
+
+    @pytest.mark.parametrize("unit", ["[]", "[[]]", "[1]", "[{}]", "[[[1]]]"])
+    @pytest.mark.parametrize("start", ['{"query":[', '{"a":"\\ud800","query":['], ids=["simdjson", "python"])
+    def test_lists_have_the_same_limit_and_are_not_read_above_it(self, unit, start):
+        """16 MiB of them took seconds and up to 480 MiB."""
+        units = (self.MOST + 10) // unit.count("[")
+        body = (start + f"{unit}," * units + unit + "]}").encode()
+        tracemalloc.start()
+        try:
+            error = refused(body)
+            assert tracemalloc.get_traced_memory()[1] < 2 * len(body)
+        finally:
+            tracemalloc.stop()
+        assert "lists" in error.message
+        assert isinstance(error, CostLimit | BadJson)
+
     def test_numbers_above_the_limit_are_not_kept(self):
         body = body_of("[" + "0," * (4 * self.MOST) + "0]")
         tracemalloc.start()
@@ -514,6 +568,21 @@ class TestBetweenProcesses:
                 continue
             text, blobs = pack(parsed(body, 40))
             assert repr(unpack(text, memoryview(b"".join(blobs)))) == repr(document)
+
+    @pytest.mark.parametrize("wrong", ['"b":NaN', '"a":1', '"b":1e999', '"b"'])
+    def test_an_error_keeps_nothing_of_its_document(self, wrong):
+        """Not even until the garbage collection: the next body needs the memory."""
+        text = f'{{"a":"{"A" * 2**20}",{wrong}}}'
+        gc.collect()
+        gc.disable()
+        tracemalloc.start()
+        try:
+            with pytest.raises(ServiceError):
+                unpack(_answer(text.encode(), MAX_DEPTH, 100)[0], memoryview(b""))
+            assert tracemalloc.get_traced_memory()[0] < 2**18
+        finally:
+            tracemalloc.stop()
+            gc.enable()
 
     def test_long_strings_and_halves_of_surrogate_pairs(self):
         body = body_of('["' + "é" * 3000 + '",{"a":"' + "\\ud800" * 2000 + '"}]')

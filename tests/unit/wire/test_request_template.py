@@ -209,3 +209,15 @@ def test_the_number_of_templates_is_bounded():
     before = len(templates.known)
     read(templates, save({"query": torch.zeros(3, 8)}, {"request": "{}" + " " * MAX_REMEMBERED_BYTES}))
     assert len(templates.known) == before
+
+
+@pytest.mark.parametrize(("dtype", "is_body"), [(torch.bool, False), (torch.int64, True)])
+def test_a_request_whose_tensors_hold_a_much_larger_body_counts_with_the_body(dtype, is_body):
+    """Each value of the mask becomes one byte, but the query is a view that holds the whole body."""
+    tensors = {"query": torch.zeros(200, 8), "masks.0.values": torch.ones(200, 200, dtype=dtype)}
+    body = bytearray(save(tensors, {"request": json.dumps({"masks": [{"kind": "attend"}]})}))
+    request = RequestTemplates(PLENTY, DEPTH, 2**20).read(body, "layer", "digest", SPEC)
+    decoded = 200 * 8 * 4 + 200 * 200
+    assert request.cost.input_bytes == decoded
+    assert request.holding(len(body)).cost.input_bytes == (len(body) if is_body else decoded)
+    assert request.holding(len(body)).call is request.call

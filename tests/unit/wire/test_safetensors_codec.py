@@ -148,6 +148,14 @@ def test_a_header_above_its_limit_is_refused_before_it_is_read():
         parse((MAX_HEADER_BYTES + 1).to_bytes(8, "little") + b"\0" * (MAX_HEADER_BYTES + 1))
 
 
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", '{"a":NaN}', '{"a":1e999}', '{"a":1,"a":2}', '{"a":[' + "{}," * 2**15 + "1]}"]
+)
+def test_an_error_of_the_metadata_says_that_it_is_there(text):
+    with pytest.raises(ServiceError, match=r"^__metadata__\.request: "):
+        parse(file({"__metadata__": {"request": text}}))
+
+
 def test_no_message_repeats_a_name_of_the_caller():
     headers: list[dict[str, dict]] = [{"secret": entry(end=20)}, {"secret": {}}, {"secret": entry("F31")}]
     for header in headers:

@@ -9,7 +9,7 @@ import math
 import pytest
 import torch
 
-from service.wire.answer import write_tensor
+from service.wire.answer import PIECE_VALUES, write_tensor
 from service.wire.json_document import parse
 from service.wire.tensor_fields import TensorField, TensorKind
 from service.wire.tensors import TensorForm, decode_tensor
@@ -120,6 +120,21 @@ def test_tensors_of_few_values(shape):
 
 def test_a_non_finite_scalar_is_a_string():
     assert written(torch.tensor(math.nan), TensorForm.NESTED) == b'"nan"'
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("form", TensorForm)
+def test_half_precision_widens_piece_by_piece(monkeypatch, form, dtype):
+    """A list of 64 MiB of float16 weights took 128 MiB more."""
+    widen = torch.Tensor.float
+
+    def widened(tensor: torch.Tensor) -> torch.Tensor:
+        assert tensor.numel() <= PIECE_VALUES
+        return widen(tensor)
+
+    monkeypatch.setattr(torch.Tensor, "float", widened)
+    for shape in [(3, 20_000), (5_000, 7), (2, 3, 4, 4_000)]:
+        written(torch.ones(shape, dtype=dtype), form)
 
 
 def test_views_are_written_in_their_logical_order():

@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import random
+import weakref
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,6 +33,7 @@ from service.errors import (
 )
 from service.wire import tensor_fields
 from service.wire.json_document import parse
+from service.wire.json_process import pack, unpack
 from service.wire.tensor_fields import TensorField, TensorKind
 from service.wire.tensors import TensorForm, answer_form, decode_tensor
 from tests.unit.wire.strict_reference import Documents, regular, strict
@@ -180,6 +182,21 @@ class TestForms:
         """Nothing else uses its memory, and torch does not warn."""
         for text in ("[1,2]", in_object("float64"), in_object("float32", [2], base64_of(torch.ones(2)))):
             decoded(text).tensor.add_(1)
+
+    @pytest.mark.parametrize("num_before", [1025, 1032])
+    def test_a_tensor_of_the_helper_process_is_aligned_and_holds_nothing_that_came_with_it(self, num_before):
+        class Answer(bytearray):
+            """Unlike a bytearray, it can be referred to weakly."""
+
+        body = json.dumps({"text": "x" * num_before, "query": json.loads(in_object("float64", [3000], [0.5] * 3000))})
+        text, blobs = pack(parse(body.encode(), max_depth=32))
+        answer = Answer(b"".join(blobs))
+        held = weakref.ref(answer)
+        found = decode_tensor(unpack(text, memoryview(answer))["query"], TensorField("/query", FLOAT))
+        del answer
+        assert held() is None
+        assert found.data_ptr() % 8 == 0
+        assert torch.equal(found, torch.full((3000,), 0.5, dtype=torch.float64))
 
 
 class TestShapes:
