@@ -1,8 +1,13 @@
-"""Rules for the whole suite: which tests run only on request, and which run beside which."""
+"""Rules for the whole suite: which tests run only on request, which run beside which, and that none has a deadline."""
 
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# No test may fail because the machine is busy.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 
 @pytest.hookimpl(tryfirst=True)

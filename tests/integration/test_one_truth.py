@@ -4,7 +4,7 @@ import asyncio
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.integration.forms import AXES, DTYPES, FLOATS, HEADS, OPTIONAL_AXES, WIDTH, Request, answers, check_same_bits
@@ -84,7 +84,7 @@ def test_every_form_of_a_random_request_gives_the_same_bits(served, off_loop_byt
     async def story(service):
         loop = asyncio.get_running_loop()
 
-        @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+        @settings(max_examples=120)
         @given(requests())
         def compare(request):
             check_same_bits(asyncio.run_coroutine_threadsafe(answers(service, request), loop).result(30))

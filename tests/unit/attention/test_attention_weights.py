@@ -47,7 +47,7 @@ def test_a_selection_is_bit_for_bit_the_slice_of_the_full_answer(dtype, threads)
     """Heads, query rows, mean and top_k, over lengths beyond one block of rows, with any masks."""
     length = st.one_of(st.integers(1, 20), st.sampled_from([127, 128, 129, 150, 260]))
 
-    @settings(max_examples=50, deadline=None)
+    @settings(max_examples=50)
     @given(st.data(), st.integers(1, 5), length, length, seeds)
     def check(data: st.DataObject, num_heads: int, queries: int, keys: int, seed: int) -> None:
         sizes = Sizes(1, num_heads, queries, keys)
@@ -101,7 +101,7 @@ def rows_of(weights, wanted: WeightsWanted):
 def test_output_and_weights_together_equal_each_alone(dtype, threads):
     """Both below and above the limit for small sequences."""
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(st.data(), st.integers(1, 40), st.integers(1, 40), seeds)
     def check(data: st.DataObject, queries: int, keys: int, seed: int) -> None:
         sizes = Sizes(1, 3, queries, keys)
@@ -120,7 +120,7 @@ def test_output_and_weights_together_equal_each_alone(dtype, threads):
         check()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.data(),
     st.builds(Sizes, st.just(1), st.integers(1, 4), st.integers(1, 40), st.integers(1, 40)),
@@ -143,7 +143,7 @@ def test_rows_of_weights_sum_to_one_or_are_exactly_zero(data, sizes, seed, dtype
     assert ((weights >= 0) & (weights <= 1)).all()
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     st.data(),
     st.builds(Sizes, st.just(1), st.integers(1, 3), st.integers(1, 30), st.integers(1, 30)),
@@ -184,7 +184,7 @@ def test_top_k_with_equal_keys_and_a_mask_lists_allowed_keys_first():
     assert not top.rest.any(), "k = S leaves nothing, and a masked row has nothing"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 60), st.data(), seeds)
 def test_top_k_and_its_rest_sum_to_the_row(keys, data, seed):
     sizes = Sizes(1, 2, 5, keys)
@@ -247,7 +247,7 @@ def test_the_workspace_does_not_grow_with_the_number_of_heads(form):
     assert all(keys <= 2 for keys in made.sorted_keys)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data(), st.integers(1, 7), st.integers(1, 150), st.integers(1, 40), st.sampled_from(DTYPES), seeds)
 def test_bits_do_not_depend_on_how_many_heads_are_computed_together(data, num_heads, queries, keys, dtype, seed):
     sizes = Sizes(1, num_heads, queries, keys)

@@ -68,7 +68,7 @@ def assert_no_difference(layer: Layer, batch: Sequence[Call]) -> None:
 def test_an_answer_has_the_same_bits_alone_and_in_any_batch(dtype, threads, times):
     """Layers of any widths, self- and cross-attention, any masks and requested weights in one batch."""
 
-    @settings(max_examples=30 * times, deadline=None)
+    @settings(max_examples=30 * times)
     @given(st.data())
     def check(data: st.DataObject) -> None:
         spec = data.draw(specs())
@@ -85,7 +85,7 @@ def test_an_answer_has_the_same_bits_alone_and_in_any_batch(dtype, threads, time
 def test_an_answer_has_the_same_bits_at_the_widths_of_published_models(dtype, threads, times):
     """At these widths a product is split among the threads."""
 
-    @settings(max_examples=4 * times, deadline=None)
+    @settings(max_examples=4 * times)
     @given(st.data())
     def check(data: st.DataObject) -> None:
         width, heads, kv_heads = data.draw(st.sampled_from([(384, 12, 12), (512, 8, 8), (256, 8, 2), (768, 12, 12)]))
@@ -104,7 +104,7 @@ def test_an_answer_has_the_same_bits_in_one_pass_and_in_several(dtype, threads, 
     """Calls of few rows each in passes of 40 rows; one call alone may have more."""
     monkeypatch.setattr(layer_module, "MAX_ROWS", 40)
 
-    @settings(max_examples=12 * times, deadline=None)
+    @settings(max_examples=12 * times)
     @given(st.data())
     def check(data: st.DataObject) -> None:
         spec = data.draw(specs())
@@ -139,7 +139,7 @@ def test_passes_keep_the_order_and_are_few_and_of_similar_size(rows):
 def test_requesting_weights_never_changes_a_bit_of_the_output(dtype, threads, times):
     """P2, for every form and selection, in a batch with another call."""
 
-    @settings(max_examples=15 * times, deadline=None)
+    @settings(max_examples=15 * times)
     @given(st.data())
     def check(data: st.DataObject) -> None:
         spec = data.draw(specs())
@@ -162,7 +162,7 @@ def test_requesting_weights_never_changes_a_bit_of_the_output(dtype, threads, ti
 def test_a_batch_gives_the_results_of_its_sequences_one_by_one(dtype, threads, times):
     """A call [B, L, d] is B sequences: outputs and weights are those of B calls with one sequence each."""
 
-    @settings(max_examples=15 * times, deadline=None)
+    @settings(max_examples=15 * times)
     @given(st.data())
     def check(data: st.DataObject) -> None:
         spec = data.draw(specs())

@@ -24,7 +24,7 @@ from tests.strategies import masks_for, weights_wanted
 sizes_drawn = st.builds(Sizes, st.integers(1, 3), st.integers(1, 3), st.integers(1, 300), st.integers(1, 40))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data(), sizes_drawn, st.booleans())
 def test_the_table_of_masks_is_counted_to_the_byte(data, sizes, has_extra):
     combined = engine_mask(data.draw(masks_for(sizes)), sizes)
@@ -60,7 +60,7 @@ def test_flops_are_whole_numbers_of_any_size():
     assert flops(make_spec(4096, 32), Sizes(1, 32, 2**40, 2**40), None, None) > 2**90
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data(), sizes_drawn)
 def test_masks_and_weights_add_flops_and_more_of_them_add_more(data, sizes):
     spec = make_spec(12, sizes.heads)

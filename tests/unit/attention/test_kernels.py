@@ -20,7 +20,7 @@ def test_sequences_that_may_share_a_call_keep_their_bits(dtype):
     """Below, at and above the lengths of the kernel's blocks of queries and keys."""
     lengths = st.one_of(st.integers(1, 70), st.sampled_from([127, 128, 191, 192, 200, 256, 257]))
 
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=150)
     @given(
         lengths,
         st.integers(1, 6),
@@ -51,7 +51,7 @@ def test_a_small_sequence_keeps_its_bits_without_a_copy(dtype, threads):
     """It lies among the rows of others and beside its own keys and values, as projections leave it."""
     lengths = st.one_of(st.integers(1, 70), st.sampled_from([127, 128, 191, 192, 200, 256]))
 
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=100)
     @given(lengths, lengths, st.integers(1, 8), st.sampled_from([16, 32, 48, 64]), st.integers(0, 9), seeds)
     def check(queries: int, keys: int, num_heads: int, width: int, before: int, seed: int) -> None:
         rows = randn(before + max(queries, keys) + 3, 3 * num_heads * width, seed=seed).to(dtype)

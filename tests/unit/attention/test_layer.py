@@ -52,7 +52,7 @@ def test_a_layer_with_values_beyond_its_dtype_is_not_loaded(value, dtype):
 def test_a_layer_matches_the_reference(dtype):
     """Any layer and any masks: output and weights, within a tolerance of each dtype relative to their magnitude."""
 
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=150)
     @given(st.data(), specs(width=narrow_widths), seeds)
     def check(data, spec, seed):
         spec = dataclasses.replace(spec, scale=spec.head_width**-0.5)
@@ -68,7 +68,7 @@ def test_a_layer_matches_the_reference(dtype):
     check()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data(), specs(width=narrow_widths), seeds)
 def test_every_form_of_weights_matches_the_reference(data, spec, seed):
     drawn = data.draw(calls(spec, dtype=torch.float64, rows=short_lengths).filter(lambda drawn: drawn.call.weights))
@@ -97,7 +97,7 @@ def assert_near(found: torch.Tensor, expected: np.ndarray, tolerance: float) -> 
 
 @every_thread_count
 def test_a_sequential_layer_gives_the_same_answers(threads):
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=40)
     @given(st.data(), specs(width=narrow_widths), st.sampled_from(DTYPES), seeds)
     def check(data, spec, dtype, seed):
         query_dtype = torch.float64 if dtype == torch.float64 else torch.float32

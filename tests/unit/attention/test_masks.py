@@ -30,7 +30,7 @@ from tests.strategies import masks_for, seeds
 small_sizes = st.builds(Sizes, st.integers(1, 3), st.integers(1, 3), st.integers(1, 9), st.integers(1, 9))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data(), small_sizes)
 def test_every_combination_of_masks_allows_what_the_reference_allows(data, sizes):
     """Any masks of any kinds, any axis whole or 1, offsets far out of range."""
@@ -52,7 +52,7 @@ def test_every_combination_of_masks_allows_what_the_reference_allows(data, sizes
                 np.testing.assert_allclose(whole.numpy()[expected[b]], bias[b][expected[b]], rtol=1e-12, atol=1e-15)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data(), small_sizes, st.integers(1, 40))
 def test_masked_rows_have_no_allowed_key_in_some_head(data, sizes, step_cells):
     """For any size of a step; each step is a run of rows, and all steps together are the B x L rows."""
@@ -68,7 +68,7 @@ def test_masked_rows_have_no_allowed_key_in_some_head(data, sizes, step_cells):
     assert torch.cat(steps).tolist() == (~alive.min(1)).flatten().tolist()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data(), small_sizes, seeds)
 def test_a_missing_mask_a_true_mask_and_a_zero_bias_are_equal(data, sizes, seed):
     layer, call = _layer_and_call(data, sizes, seed)
@@ -86,7 +86,7 @@ def test_a_missing_mask_a_true_mask_and_a_zero_bias_are_equal(data, sizes, seed)
     _assert_all_the_same(layer, call, [None, *(_combined(sizes, mask) for mask in same)])
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.data(), small_sizes, seeds)
 def test_equivalent_lengths_attend_ignore_and_bias_give_the_same_bits(data, sizes, seed):
     """Per sequence and per row; broadcast or expanded; as one mask or as two that are and-ed."""
@@ -112,7 +112,7 @@ def test_equivalent_lengths_attend_ignore_and_bias_give_the_same_bits(data, size
     _assert_all_the_same(layer, call, [CombinedMask(sizes, ways) for ways in same])
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.data(), small_sizes, seeds)
 def test_causal_and_window_give_the_bits_of_the_same_mask_as_a_table(data, sizes, seed):
     layer, call = _layer_and_call(data, sizes, seed)
@@ -209,7 +209,7 @@ def test_the_lowest_bias_is_still_above_a_blocked_key(value, dtype):
     torch.testing.assert_close(with_bias.output, without.output)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data(), small_sizes, st.integers(1, 60), st.sampled_from([torch.float32, torch.float64]))
 def test_a_table_has_the_same_bits_for_every_block_size(data, sizes, step_cells, dtype):
     """Also with biases whose sums are clamped to the range of the dtype, and with appended columns."""

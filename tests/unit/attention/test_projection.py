@@ -62,7 +62,7 @@ def test_nine_to_sixteen_short_requests_are_one_product_or_two(num):
 def test_a_packed_row_has_the_same_bits_beside_any_other_rows(dtype, threads):
     """Among 1,200 rows, and in any slice of them with a multiple of four rows."""
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(widths, st.integers(1, 700), st.booleans(), st.integers(0, 299), st.integers(1, 300), seeds)
     def check(width: int, out: int, bias: bool, start: int, count: int, seed: int) -> None:
         product = packed(made(width, out, dtype, bias=bias, seed=seed))
@@ -144,7 +144,7 @@ def test_a_missing_bias_beside_a_present_one_is_zero():
 
 
 @given(shapes, st.integers(1, 19), st.integers(0, 15), st.sampled_from(DTYPES), seeds)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_split_undoes_pack_exactly(shapes, width, filler, dtype, seed):
     parts = [randn(*shape, width, seed=seed + i, dtype=dtype) for i, shape in enumerate(shapes)]
     rows = sum(b * length for b, length in shapes)
@@ -157,7 +157,7 @@ def test_split_undoes_pack_exactly(shapes, width, filler, dtype, seed):
 
 
 @given(shapes, st.integers(1, 19), st.sampled_from(DTYPES))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_filler_rows_never_hold_old_memory(shapes, width, dtype):
     """A matrix that is packed in memory full of NaN contains none."""
     rows = sum(b * length for b, length in shapes) + 4

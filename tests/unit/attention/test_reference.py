@@ -14,7 +14,7 @@ from tests.attention_fixtures import as_arrays, make_spec, make_tensors
 from tests.strategies import seeds, specs
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(specs(width=st.integers(1, 40)), st.integers(1, 9), st.integers(1, 9), seeds)
 def test_two_references_give_the_same_output_and_weights(spec, queries, keys, seed):
     rng, tensors = np.random.default_rng(seed), as_arrays(make_tensors(spec, seed))
@@ -35,7 +35,7 @@ def test_an_overflow_gives_no_warning():
     assert np.isnan(scaled_dot_product((x, x, x), np.zeros(1), scale=1.0)[0]).all()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.sampled_from([(1, 1), (4, 2), (3, 3)]), st.integers(1, 5), st.integers(1, 6), seeds, st.booleans(), st.booleans()
 )
@@ -55,7 +55,7 @@ def test_two_references_of_attention_without_a_layer_agree(heads, queries, keys,
     np.testing.assert_allclose(lse, expected.lse, rtol=1e-12, atol=1e-12)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(1, 5), st.integers(1, 6), st.integers(0, 3), seeds)
 def test_two_references_lower_a_mask_alike(queries, keys, width, seed):
     rng, shape = np.random.default_rng(seed), (2, 3, queries, keys)

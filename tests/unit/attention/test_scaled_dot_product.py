@@ -114,7 +114,7 @@ def close(found: torch.Tensor, expected: np.ndarray, dtype: torch.dtype) -> bool
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_output_weights_scores_and_lse_agree_with_float64(dtype):
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=40)
     @given(drawn_calls(dtype))
     def check(drawn: Drawn) -> None:
         expected, found = drawn.expected(), answer(with_everything(drawn.call))
@@ -140,7 +140,7 @@ def test_output_weights_scores_and_lse_agree_with_float64(dtype):
 @pytest.mark.parametrize("threads", [THREADS[0], *(pytest.param(n, marks=pytest.mark.long) for n in THREADS[1:])])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_part_of_an_answer_has_the_same_bits_alone_and_in_a_batch(dtype, threads):
-    @settings(max_examples=20, deadline=None)
+    @settings(max_examples=20)
     @given(st.lists(drawn_calls(dtype), min_size=2, max_size=4))
     def check(drawn: list[Drawn]) -> None:
         calls = [with_everything(one.call) for one in drawn]
@@ -151,7 +151,7 @@ def test_every_part_of_an_answer_has_the_same_bits_alone_and_in_a_batch(dtype, t
         check()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(drawn_calls())
 def test_a_sequence_has_the_same_bits_alone_and_along_the_batch_axis(drawn):
     whole = answer(with_everything(drawn.call))
@@ -165,7 +165,7 @@ def test_a_sequence_has_the_same_bits_alone_and_along_the_batch_axis(drawn):
             assert same_bits(getattr(whole, field.name)[part], getattr(alone, field.name))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data(), drawn_calls())
 def test_no_extra_result_changes_the_output(data, drawn):
     plain = answer(drawn.call)
@@ -181,7 +181,7 @@ def test_no_extra_result_changes_the_output(data, drawn):
     assert same_bits(found.output, plain.output)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data(), drawn_calls())
 def test_a_selection_of_scores_and_weights_has_the_bits_of_the_full_answer(data, drawn):
     heads, rows = drawn.call.query.shape[1:3]
@@ -196,7 +196,7 @@ def test_a_selection_of_scores_and_weights_has_the_bits_of_the_full_answer(data,
         assert same_bits(selected, whole[:, list(some)][:, :, list(queries)])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(drawn_calls())
 def test_the_layout_in_memory_changes_no_bit(drawn):
     call = drawn.call

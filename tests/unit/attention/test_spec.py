@@ -18,7 +18,7 @@ SPEC = make_spec(24, 3)
 
 
 @given(specs())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_spec_survives_a_round_trip_through_json(spec):
     assert LayerSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
 

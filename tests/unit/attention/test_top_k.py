@@ -19,7 +19,7 @@ GRIDS = ([0.0], [0.0, 1.0], [0.0, 0.25, 0.5], [0.0, TINY, 2 * TINY, 3 * TINY], [
 wide_dtypes = st.sampled_from([torch.float32, torch.float64])
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.data(), st.integers(1, 6), st.integers(1, 90), seeds, st.sampled_from(GRIDS), wide_dtypes)
 def test_the_list_equals_that_of_a_stable_sort(data, num_rows, keys, seed, grid, dtype):
     """Values, indices and order; masked rows of zeros and rows of NaN among the others; in steps of any size."""
@@ -37,7 +37,7 @@ def test_the_list_equals_that_of_a_stable_sort(data, num_rows, keys, seed, grid,
     assert (found.rest[~found.rest.isnan()] >= 0).all()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data(), st.integers(1, 5), st.integers(4, 60), seeds, st.sampled_from(GRIDS))
 def test_choosing_sorting_and_the_reference_agree(data, num_rows, keys, seed, grid):
     """For every k, with MAX_CHOSEN_SHARE so low that every row is sorted and so high that none is."""

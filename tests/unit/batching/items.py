@@ -5,13 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import count
 
-import hypothesis
 from hypothesis import strategies as st
 
 from service.batching.job import Cost
 from service.batching.policy import BatchLimits, Lanes, take
-
-given = lambda *some: lambda test: hypothesis.settings(deadline=None)(hypothesis.given(*some)(test))  # machines stall
 
 WIDE = BatchLimits(max_requests=10**6, max_tokens=10**9, max_cells=10**12, max_weights_bytes=10**12)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
+from hypothesis import given
 from hypothesis import strategies as st
 
 from service.batching.job import Work
 from service.batching.policy import JOB_OVERHEAD_FLOPS, FairQueue
-from tests.unit.batching.items import Item, cost, given
+from tests.unit.batching.items import Item, cost
 
 jobs = st.lists(
     st.builds(Item, st.just("a"), st.builds(cost, flops=st.integers(0, 10**9)), st.sampled_from("xyz")), max_size=30

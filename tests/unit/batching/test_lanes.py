@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import pairwise
 
+from hypothesis import given
 from hypothesis import strategies as st
 
 from service.batching.policy import BATCH_OVERHEAD_FLOPS, Lanes, take
@@ -13,7 +14,6 @@ from tests.unit.batching.items import (
     Item,
     cost,
     drained,
-    given,
     items,
     lanes_of,
     limits,

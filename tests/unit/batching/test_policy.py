@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from hypothesis import given
 from hypothesis import strategies as st
 
 from service.batching.policy import Lanes, full_batch, size_class, take
@@ -13,7 +14,6 @@ from tests.unit.batching.items import (
     cost,
     costs,
     drained,
-    given,
     items,
     keeps,
     lanes_of,

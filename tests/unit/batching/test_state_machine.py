@@ -297,7 +297,7 @@ class WaitingRoomOfBriefBatches(WaitingRoom):
     inline_s = MAX_COMPUTE_S
 
 
-SETTINGS = settings(max_examples=60, stateful_step_count=30, deadline=None)
+SETTINGS = settings(max_examples=60, stateful_step_count=30)
 
 TestWaitingRoom = WaitingRoom.TestCase
 TestWaitingRoom.settings = SETTINGS

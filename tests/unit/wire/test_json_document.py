@@ -76,7 +76,7 @@ class TestSameAsPython:
             for _ in range(4):
                 same_as_python(documents.broken(document).encode(), max_depth=6)
 
-    @settings(max_examples=120, deadline=None)
+    @settings(max_examples=120)
     @given(st.recursive(st.none() | st.booleans() | st.floats(allow_nan=False, allow_infinity=False) | st.text(), nest))
     def test_documents_of_the_standard_library_are_parsed_alike(self, value):
         """Anything Python can write, in both styles, reads back as Python reads it."""
@@ -86,7 +86,7 @@ class TestSameAsPython:
                 json.dumps({"value": value}, indent=indent, ensure_ascii=False).encode(), max_depth=MAX_DEPTH
             )
 
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=100)
     @given(st.binary(max_size=200))
     def test_any_bytes_are_parsed_as_by_the_reference(self, body):
         same_as_python(body, max_depth=MAX_DEPTH)

@@ -456,7 +456,7 @@ class TestBase64:
             assert "\\/" in text
             assert same_bits(decoded(text).tensor, values)
 
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=150)
     @given(st.text("AB/+=-_ \n", max_size=12))
     def test_exactly_one_text_stands_for_each_byte_string(self, text):
         """What is accepted encodes back to itself."""
@@ -476,7 +476,7 @@ class TestBase64:
 
 
 class TestAnyValue:
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=300)
     @given(
         st.recursive(
             st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),

@@ -389,4 +389,4 @@ class LayerRace(RuleBasedStateMachine):
 
 
 TestLayerRace = LayerRace.TestCase
-TestLayerRace.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
+TestLayerRace.settings = settings(max_examples=50, stateful_step_count=30)
