@@ -269,10 +269,11 @@ class AnswerFacts(NamedTuple):
     timing_ms: Callable[[], dict[str, float]]
 
     def to_json(self) -> dict[str, Any]:
+        batch = self.batch
         return {
             "masked_rows": self.masked_rows,
             "layer": {"name": self.layer, "digest": self.digest},
-            "batch": {name: getattr(self.batch, name) for name in ("requests", "sequences", "tokens")},
+            "batch": {"requests": batch.requests, "sequences": batch.sequences, "tokens": batch.tokens},
             "timing_ms": self.timing_ms(),
         }
 
