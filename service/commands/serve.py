@@ -126,9 +126,8 @@ def num_workers(settings: Settings) -> int:
     if settings.workers:
         return settings.workers
     # The driver's device files show GPUs without an import of torch. A container may have only the third one.
-    if settings.device == "cuda" or (settings.device == "auto" and any(Path("/dev").glob("nvidia[0-9]*"))):
-        return 1
-    return max(1, min(64, usable_cores() // settings.compute_threads))
+    has_gpu = settings.device == "cuda" or (settings.device == "auto" and any(Path("/dev").glob("nvidia[0-9]*")))
+    return 1 if has_gpu else max(1, min(64, usable_cores() // settings.compute_threads))
 
 
 def worker(
