@@ -175,15 +175,18 @@ def test_workers_are_as_set_or_one_a_core_divided_by_the_threads_of_each(monkeyp
     assert num_workers(load_settings(device="cpu", compute_threads=99)) == 1
 
 
-def test_a_gpu_has_one_worker_whatever_its_number(monkeypatch, tmp_path):
+def test_a_gpu_that_torch_can_use_has_one_worker_whatever_its_number(monkeypatch, tmp_path):
     monkeypatch.setattr("service.settings.usable_cores", lambda: 8)
     monkeypatch.setattr("service.commands.serve.Path", lambda _: tmp_path)
+    monkeypatch.setattr("service.commands.serve.version", lambda _: "2.13.0")
     (tmp_path / "nvidiactl").touch()
     assert num_workers(load_settings()) == 8
     assert num_workers(load_settings(device="cuda")) == 1
     (tmp_path / "nvidia3").touch()
     assert num_workers(load_settings()) == 1
     assert num_workers(load_settings(device="cpu")) == 8
+    monkeypatch.setattr("service.commands.serve.version", lambda _: "2.13.0+cpu")
+    assert num_workers(load_settings()) == 8
 
 
 @pytest.mark.parametrize(
