@@ -235,14 +235,16 @@ def child_environment(settings: Settings) -> dict[str, str]:
 
     It limits numeric libraries, which start a thread per core and ignore a CPU quota: on 64 cores two workers would exceed a
     limit of 128 threads. It drops PYTHONOPTIMIZE: 2 removes docstrings, and those of errors are the texts of the service. Without
-    traces it drops the `OTEL_…` variables: one for other programs could stop FastAPI's import.
+    traces it drops the `OTEL_…` variables: one for other programs could stop FastAPI's import. Unless this package lies in the
+    working directory, nothing is imported from there: `python -m` would take another `service`, or a `json.py`, first.
     """
     dropped = ("PYTHONOPTIMIZE",) if settings.traces else ("PYTHONOPTIMIZE", "OTEL_")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     given = {name: getattr(settings, name) for name in settings.model_fields_set}
     named = {f"{ENV_PREFIX}{name.upper()}": str(value) for name, value in given.items() if value is not None}
     threads = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": str(settings.compute_threads)}
-    return {**threads, **inherited, **named}
+    paths = {} if Path(__file__).parents[1].samefile(os.curdir) else {"PYTHONSAFEPATH": "1"}
+    return {**threads, **inherited, **named, **paths}
 
 
 def is_loopback(host: str) -> bool:

@@ -10,6 +10,7 @@ import contextlib
 import socket
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -92,9 +93,8 @@ def _check_start(settings: Settings) -> None:
 
             TraceExport()
         except ModuleNotFoundError:
-            raise SettingsError(
-                "ATTENTION_TRACES needs the extra `otel` (pip install 'attention-service[otel]')"
-            ) from None
+            reason = "ATTENTION_TRACES needs the extra `otel` (pip install 'attention-service[otel]')"
+            raise SettingsError(reason) from None
         except ValueError as error:
             raise SettingsError(f"ATTENTION_TRACES: an OTEL_… variable is invalid: {error}") from None
 
@@ -115,9 +115,8 @@ def _check_tls(certificate: Path, key: Path | None) -> None:
         # With a passphrase, even a wrong one, OpenSSL does not ask for one at the terminal.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password=lambda: "?")
     except OSError:
-        raise SettingsError(
-            "ATTENTION_TLS_CERT_FILE: no certificate (PEM) and private key without a passphrase that fit together"
-        ) from None
+        reason = "no certificate (PEM) and private key without a passphrase that fit together"
+        raise SettingsError(f"ATTENTION_TLS_CERT_FILE: {reason}") from None
 
 
 def num_workers(settings: Settings) -> int:
@@ -126,8 +125,9 @@ def num_workers(settings: Settings) -> int:
 
     if settings.workers:
         return settings.workers
-    # The driver's device files show a GPU without an import of torch. A container may have any one of a machine's GPUs.
-    has_gpu = settings.device != "cpu" and any(DEVICES.glob("nvidia[0-9]*"))
+    # Neither of these imports torch: its version, and the device files of the driver. A container may have only the third one.
+    can_use_gpu = not version("torch").endswith("+cpu") and any(DEVICES.glob("nvidia[0-9]*"))
+    has_gpu = settings.device == "cuda" or (settings.device == "auto" and can_use_gpu)
     return 1 if has_gpu else max(1, min(64, usable_cores() // settings.compute_threads))
 
 

@@ -147,14 +147,14 @@ class Coordinator:
 
     def _go_on(self) -> None:
         """Take the next step of the rollout if its condition holds, and send the status to every process that lacks it."""
-        rollout, acknowledged = self._rollout, (0, self.desired.version)
+        rollout = self._rollout
         if rollout is not None and rollout.error is None:
             try:
                 self._commit(rollout)
             except (LayerChanged, NotReady) as error:
                 self._abort(error)
         elif rollout is not None:
-            are_back = all(one.status.version in acknowledged for one in self._members.values())
+            are_back = all(one.status.version in (0, self.desired.version) for one in self._members.values())
             if are_back or self._now() >= rollout.deadline:
                 self._end(rollout, rollout.error)
         reason = self.why_not_ready()

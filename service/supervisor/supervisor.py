@@ -47,7 +47,7 @@ EXIT_ENGINE_DOWN = 4
 ANSWER_S, CUT_S, CLOSE_S, EXIT_S = 0.8, 0.2, 0.5, 0.5
 FORCE_S = ANSWER_S + CUT_S + CLOSE_S + EXIT_S
 ECHO_S = 0.2
-# A worker that is stopped before it has installed its handlers dies of SIGTERM, and loses nothing.
+# A worker that is stopped before it has installed its handlers dies of SIGTERM. It has read no request.
 _ORDERLY_ENDS = (0, -signal.SIGTERM)
 _STOPS = (signal.SIGTERM, signal.SIGINT)
 
@@ -137,7 +137,7 @@ class Supervisor:
             signum = self._system.wait(timeout_s, [slot.channel for slot in self._slots if slot.channel])
             for slot in self._slots:
                 self._hear(slot)
-            if signum in (signal.SIGTERM, signal.SIGINT):
+            if signum in _STOPS:
                 self._stop(signal.Signals(signum))
             elif signum == signal.SIGHUP:
                 self._log("info", "signal_ignored", signal="SIGHUP")
@@ -158,7 +158,7 @@ class Supervisor:
     def _hear(self, slot: Slot, *, is_dead: bool = False) -> None:
         """Pass on what a worker has sent, and close its channel if it ends, is dead, or has sent too long a message.
 
-        A living process whose channel is closed drains, or the watchdog ends it.
+        A living process whose channel is closed drains; if it does not, the watchdog kills it.
         """
         if slot.pid is None or slot.channel is None:
             return

@@ -6,9 +6,9 @@ Invariants: The first SIGTERM or SIGINT turns readiness off at once; requests ar
 listener closes. An idle kept-alive connection may send one more request within LINGER_S; its response says `connection: close`.
 Accepted requests are answered within `grace_s`; `settle` refuses the rest, and ANSWER_S later all connections are cut. A second
 signal, REPEAT_S after the first or later, ends the process at once, with 128 + its number. SIGHUP does nothing. The end of the
-supervisor, or a fault, starts the drain without delay and counts as no signal. None of these ends prints a traceback. When
-another process joins, each open connection ends with its next response (`rebalance`), never between two requests, so that the
-new process gets its share.
+supervisor, or a fault, starts the drain without delay, ends a delay that runs, and counts as no signal. None of these ends
+prints a traceback. When another process joins, each open connection ends with its next response (`rebalance`), never between
+two requests, so that the new process gets its share.
 """
 
 from __future__ import annotations
@@ -80,7 +80,6 @@ class Server(uvicorn.Server):
         self._delay_s = delay_s
         self._grace_s = grace_s
         self._log = get_logger()
-        self._is_leaving = False
         self._signalled_at: float | None = None
         self._leave = asyncio.Event()
         self._connections: ConnectionSet[Connection] = ConnectionSet()
@@ -105,10 +104,9 @@ class Server(uvicorn.Server):
             loop.call_later(number / SHED_PER_S, connection.shed)
 
     def leave(self, exit_code: int = 0, *, delay_s: float = 0.0) -> None:
-        """Begin the drain, on the loop; a second call changes nothing."""
-        if self._is_leaving:
+        """Begin the drain, on the loop. A second call can end the delay of the first, and changes nothing after it."""
+        if self.should_exit:
             return
-        self._is_leaving = True
         self.exit_code = exit_code
         if delay_s > 0:
             asyncio.get_running_loop().call_later(delay_s, self._close)
@@ -125,7 +123,7 @@ class Server(uvicorn.Server):
         now = time.monotonic()
         if self._signalled_at is None:
             self._signalled_at = now
-            delay_s = 0.0 if self._is_leaving else self._delay_s
+            delay_s = 0.0 if self.should_exit else self._delay_s
             self._log.info("draining", signal=signal.Signals(signum).name, delay_s=delay_s)
             self.leave(delay_s=delay_s)
         elif now - self._signalled_at >= REPEAT_S:

@@ -1,5 +1,7 @@
 """Settings: read once, refused with the variable's name, handed on to child processes."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -152,6 +154,17 @@ def test_a_child_reads_the_same_settings(monkeypatch):
     for name, value in child_environment(given).items():
         monkeypatch.setenv(name, value)
     assert load_settings() == given
+
+
+def test_a_child_imports_nothing_from_the_working_directory_unless_the_service_lies_there(monkeypatch, tmp_path):
+    root = Path(__file__).parents[2]
+    for module in ("service.py", "json.py"):
+        (tmp_path / module).write_text("raise SystemExit('imported from the working directory')", encoding="ascii")
+    command = [sys.executable, "-m", "service", "--version"]
+    for directory, path in ((tmp_path, {"PYTHONPATH": str(root)}), (root, {})):
+        monkeypatch.chdir(directory)
+        environment = {name: text for name, text in child_environment(load_settings()).items() if name != "PYTHONPATH"}
+        subprocess.run(command, env={**environment, **path}, check=True, timeout=60)
 
 
 def test_workers_are_as_set_or_one_a_core_divided_by_the_threads_of_each(monkeypatch):

@@ -40,17 +40,21 @@ def test_a_worker_keeps_freed_memory_and_shares_the_interpreter_quickly(served, 
 
 
 @pytest.mark.parametrize("name", ["nvidia0", "nvidia3", "nvidia12"])
-def test_a_gpu_of_any_number_has_one_worker_by_default(monkeypatch, tmp_path, name):
+def test_a_gpu_that_torch_can_use_has_one_worker_whatever_its_number(monkeypatch, tmp_path, name):
     """A container on a machine of several GPUs has the device file of its own only."""
     monkeypatch.setattr(serve, "DEVICES", tmp_path)
+    monkeypatch.setattr(serve, "version", lambda _: "2.13.0")
     monkeypatch.setattr(settings_module, "usable_cores", lambda: 8)
     for other in ("nvidiactl", "nvidia-uvm", "null"):
         (tmp_path / other).touch()
     given = load_settings(workers=0, compute_threads=2)
     assert serve.num_workers(given) == 4
+    assert serve.num_workers(given.model_copy(update={"device": "cuda"})) == 1
     (tmp_path / name).touch()
     assert serve.num_workers(given) == 1
     assert serve.num_workers(given.model_copy(update={"device": "cpu"})) == 4
+    monkeypatch.setattr(serve, "version", lambda _: "2.13.0+cpu")
+    assert serve.num_workers(given) == 4
 
 
 @pytest.mark.parametrize("place", ["none", "file/layers", "file", "a" * 300, "a" * 300 + "/layers"])

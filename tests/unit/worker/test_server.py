@@ -152,6 +152,21 @@ def test_the_first_signal_does_not_force_the_end_of_a_drain_that_began_without_o
         assert codes == [128 + signal.SIGTERM]
 
 
+@pytest.mark.parametrize("exit_code", [0, 4])
+def test_a_fault_or_the_end_of_the_supervisor_ends_the_delay_of_a_drain(exit_code):
+    async def story(server: Server) -> None:
+        server._delay_s = 3600
+        server._signalled(signal.SIGTERM)
+        is_closed = [server.should_exit]
+        server.leave(exit_code)
+        assert [*is_closed, server.should_exit] == [False, True]
+        server.leave(1)
+        assert server.exit_code == exit_code
+
+    with socket.socket() as bound:
+        asyncio.run(story(server_of(bound)))
+
+
 @pytest.mark.parametrize("copy", [signal.SIGTERM, signal.SIGINT])
 def test_signals_within_the_time_of_a_copy_count_as_one(copy, forced):
     """One of systemd, and one of the supervisor, which systemd signalled too."""
