@@ -196,28 +196,21 @@ class RequestContext:
         coding, num_announced = self.fields.make(announced_body, codings, limits.max_bytes)
         asked_s = self.fields.make(_asked_timeout_s)
         self.shorten(asked_s or None)
-        if num_announced and coding is None:  # otherwise the size is not known yet
-            self._check_lane(layer, num_announced)
-        else:
-            self._requests.batcher.check_open(self._key)
-        if self._requests.bodies.num_bytes:
-            self._check_bodies(num_announced)
+        self._check_lane(layer, num_announced if coding is None else 0)
+        self._check_bodies(num_announced)
         parts = await read_body(self._cycle, limits, self._body_bytes.grow)
         self._complete = self._requests.now()
         self._record.receive_s, self._record.stage = self._complete - self._record.started, "decoding"
         self._cycle.on_disconnect(lambda: self._cancel(ClientGone))
         if coding is not None:
-            parts = await self._decompressed(parts, coding)
+            work = decompressed(parts, coding, limits, self._body_bytes.grow, self._requests.run_off_loop)
+            parts = await self._within_deadline("was decompressed", work)
         if asked_s == 0:  # reported after the body's size and coding, however long the queue is
             raise InvalidInput("X-Request-Timeout-Ms must be a whole number of milliseconds, at least 1")
         self._record.bytes_in = sum(map(len, parts))
         self._check_bodies(self._record.bytes_in)
         self._check_lane(layer, self._record.bytes_in)
         return parts
-
-    async def _decompressed(self, parts: list[Part], coding: bytes) -> list[Part]:
-        work = decompressed(parts, coding, self.limits.body, self._body_bytes.grow, self._requests.run_off_loop)
-        return await self._within_deadline("was decompressed", work)
 
     async def _within_deadline(self, doing: str, work: Coroutine[Any, Any, R]) -> R:
         """Return the result of `work`; at the deadline raise DeadlineExceeded, whose message says that the body `doing`."""
@@ -275,14 +268,14 @@ class RequestContext:
         return request if request.is_counted else await self._requests.run_off_loop(request.counted)
 
     def _check_lane(self, layer: Served, num_bytes: int) -> None:
-        """Raise what the batcher would raise for a request of about this size, which saves reading or decoding it.
+        """Raise what the batcher would raise for a request of about this size (0: unknown), which saves reading or decoding it.
 
         Its tokens, and the flops of bodies that wait to be decoded, are estimated from bytes, at the ratios of the last
         requests. If they name another lane, it may be refused although its own lane takes it, or be decoded and then refused.
         """
         batcher = self._requests.batcher
         batcher.check_open(self._key)
-        if batcher.is_congested:
+        if num_bytes and batcher.is_congested:
             tokens_each, flops_each = self._requests.per_byte(layer, self._is_binary)
             lane = self._lane(layer, NOTHING._replace(tokens=int(num_bytes * tokens_each)))
             batcher.check_lane(lane, self._key, int(self._requests.bodies.num_bytes * flops_each))
