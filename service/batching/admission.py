@@ -223,7 +223,7 @@ class QueueLimits:
     capacity: int  # jobs
     max_bytes: int  # of input
     max_cells: int  # attention scores; a job that waits alone may have more
-    max_wait_s: float  # how long a batch waits for more jobs while the engine is idle
+    max_wait_s: float  # how long a batch waits for more jobs while the engine is idle (`Job.due_at`)
     standing_wait_s: float  # the queueing delay allowed in sustained overload; 0: only the other limits hold
     max_request_tokens: int  # of one request, as the next two
     max_request_cells: int

@@ -88,11 +88,6 @@ class FairQueue(Collection[J]):
         by_start = [caller.by_start for caller in self._callers.values()]
         return (job for _, job in heapq.merge(*by_start, key=lambda entry: entry[0]))
 
-    @property
-    def heads(self) -> Iterator[J]:
-        """The oldest job of each caller; the first in fair order need not be the oldest of all."""
-        return (next(iter(caller.jobs)) for caller in self._callers.values() if caller.jobs)
-
     def fair_share(self, caller: Hashable) -> Work:
         """Return the work that runs before a job which this caller adds now: its own, and as much for each other waiting caller.
 
@@ -171,6 +166,9 @@ class Lanes(Totals, Generic[J]):
         self._preempted: Hashable = None  # the lane of the preempted long batch
         self._held: dict[Hashable, Totals] = {}
 
+    def __iter__(self) -> Iterator[J]:
+        return (job for lane in self._lanes.values() for job in lane)
+
     @property
     def next_jobs(self) -> Collection[J]:
         """The jobs of the lane that starts earliest in virtual time (of equals, the first created); empty if nothing waits."""
@@ -208,11 +206,6 @@ class Lanes(Totals, Generic[J]):
         starts = {name: lane.start for name, lane in self._lanes.items() if lane.start <= self._virtual_time}
         others = [name for name in starts if name != self._preempted and may_run(self.jobs(name))]
         return min(others, key=starts.__getitem__, default=None)
-
-    @property
-    def heads(self) -> list[J]:
-        """The oldest job of each caller in each lane."""
-        return [job for lane in self._lanes.values() for job in lane.heads]
 
     def is_any_full(self, limits: BatchLimits) -> bool:
         """Whether the next batch of any lane is full."""
@@ -265,7 +258,7 @@ class Lanes(Totals, Generic[J]):
 
     def clear(self) -> list[J]:
         """Remove all jobs and return them."""
-        jobs = [job for lane in self._lanes.values() for job in lane]
+        jobs = list(self)
         for job in jobs:
             self.remove(job)
         return jobs
