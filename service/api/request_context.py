@@ -265,7 +265,10 @@ class RequestContext:
         """Return the request that `check` returns; long checks run in a thread."""
         is_large = self._record.bytes_in >= self.limits.off_loop_bytes
         request = await self._requests.run_off_loop(check) if is_large else check()
-        return request if request.is_counted else await self._requests.run_off_loop(request.counted)
+        if request.is_counted:
+            return request
+        work = self._requests.run_off_loop(request.counted)
+        return await self._within_deadline("was checked or waited to be checked", work)
 
     def _check_lane(self, layer: Served, num_bytes: int) -> None:
         """Raise what the batcher would raise for a request of about this size (0: unknown), which saves reading or decoding it.
