@@ -74,7 +74,8 @@ class FairQueue(Collection[J]):
         self.flops = 0
         self._num_jobs = 0
         self._virtual_time = 0
-        self._callers: dict[Hashable, _Caller[J]] = {}
+        self._callers: dict[Hashable, _Caller[J]] = {}  # those with jobs
+        self._debts: dict[Hashable, int] = {}  # start times of callers without jobs, as in `Lanes`
 
     def __len__(self) -> int:
         return self._num_jobs
@@ -94,17 +95,15 @@ class FairQueue(Collection[J]):
         It is at most all of the queue's work, and nothing if the caller has no job here.
         """
         own = self._callers.get(caller)
-        if own is None or not own.jobs:
+        if own is None:
             return Work(0, 0)
-        num_callers = sum(bool(found.jobs) for found in self._callers.values())
+        num_callers = len(self._callers)
         return Work(min(self.flops, own.flops * num_callers), min(self._num_jobs, len(own.jobs) * num_callers))
 
     def append(self, job: J) -> None:
         caller = self._callers.get(job.caller)
         if caller is None:
-            caller = self._callers[job.caller] = _Caller(self._virtual_time)
-        if not caller.jobs:
-            caller.start = max(caller.start, self._virtual_time)
+            caller = self._callers[job.caller] = _Caller(max(self._virtual_time, self._debts.pop(job.caller, 0)))
         caller.jobs[job] = job.cost.flops + JOB_OVERHEAD_FLOPS
         caller.flops += job.cost.flops
         self.flops += job.cost.flops
@@ -113,8 +112,7 @@ class FairQueue(Collection[J]):
     def remove(self, job: J, *, is_served: bool = False) -> bool:
         """Remove a job from any position, charged to its caller if it is served; return False if it is not in the queue."""
         caller = self._callers.get(job.caller)
-        charge = None if caller is None else caller.jobs.pop(job, None)
-        if caller is None or charge is None:
+        if caller is None or (charge := caller.jobs.pop(job, None)) is None:
             return False
         caller.flops -= job.cost.flops
         self.flops -= job.cost.flops
@@ -122,8 +120,10 @@ class FairQueue(Collection[J]):
         if is_served:
             self._virtual_time = max(self._virtual_time, caller.start)
             caller.start += charge
-        if not caller.jobs and caller.start <= self._virtual_time:
+        if not caller.jobs:
             del self._callers[job.caller]
+            if caller.start > self._virtual_time:
+                self._debts[job.caller] = caller.start
         return True
 
 

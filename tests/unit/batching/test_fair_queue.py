@@ -68,6 +68,15 @@ def test_a_caller_with_few_jobs_does_not_wait_for_all_of_one_with_many():
     assert list(queue).index(late) <= 1
 
 
+def test_only_callers_that_have_jobs_take_time():
+    """The loop walks through the callers several times for each batch; a lane that is never empty sees all keys."""
+    queue = queue_of(Item(caller=f"key {number}") for number in range(5))
+    for number in range(5, 1000):
+        queue.append(Item(caller=f"key {number}"))
+        serve(queue)
+    assert len(queue._callers) == len(queue) == 5
+
+
 @given(st.integers(1, 10**9), st.integers(1, 10**9))
 def test_busy_callers_get_equal_work(flops_x, flops_y):
     flops = {"x": flops_x, "y": flops_y}
