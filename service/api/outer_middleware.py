@@ -1,9 +1,9 @@
 """OuterMiddleware: the outermost ASGI application, which answers every request, and counts and logs it from its RequestRecord.
 
 Invariants: every HTTP request is counted and logged once, with one call of `received` and then one of `answered` or `abandoned`.
-Health checks and scrapes, which come every few seconds, are so only if they fail. Only this module sends errors. `auth/access.py`
-decides on access before anything is routed. HEAD works on every GET (the transport drops the body) and OPTIONS on every served
-path. No BaseHTTPMiddleware is used, because it hides disconnects.
+Health checks and scrapes, which come every few seconds, are counted and logged only if they fail. Only this module sends errors.
+`auth/access.py` decides on access before anything is routed. HEAD works on every GET (the transport drops the body) and OPTIONS
+on every served path. No BaseHTTPMiddleware is used, because it hides disconnects.
 """
 
 from __future__ import annotations

@@ -96,9 +96,9 @@ class Reservation:
         self._num_bytes = 0
 
     def grow(self, num_bytes: int) -> None:
-        """Reserve `num_bytes` more; raise QueueFull if they do not fit.
+        """Reserve `num_bytes` more; if they do not fit, free the request's other bytes and raise QueueFull.
 
-        Then free the request's other bytes at once, or large bodies that arrive together would all be refused.
+        Freed later, they would refuse the other large bodies that arrive together with this one.
         """
         budget = self._budget
         own = self._num_bytes if self._caller is None else budget.by_caller.get(self._caller, 0)
@@ -184,12 +184,12 @@ class RequestContext:
             self._timeout_s = min(self._timeout_s, timeout_s)
 
     async def read(self, codings: tuple[bytes, ...], layer: Served, *, is_binary: bool) -> list[Part]:
-        """Return the parts of the whole body, decompressed, which is for `layer`.
+        """Return the parts of the whole body for `layer`, decompressed.
 
         The deadline starts when the body has arrived. From then until `send` begins, the request ends with ClientGone when the
         client disconnects.
-        Under overload it refuses a body of that length: before it reads the body if the length is announced and the body is not
-        compressed, else afterwards.
+        Under overload it refuses the body: before it reads it if the length is announced and the body is not compressed, else
+        afterwards.
         """
         self._is_binary = is_binary
         limits = self.limits.body

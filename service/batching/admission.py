@@ -161,7 +161,7 @@ class Speed:
         self.rate = 0.0
         """Flops per second of the median batch; 0 before the first."""
         self.charge_rate = 0.0
-        """The same with the overhead of each batch."""
+        """`rate` if the overhead of each batch counts as work too; `Batcher` charges lanes by it."""
         self._batches: deque[tuple[Work, float]] = deque(maxlen=WINDOW)
         self._s_per_job = self._batch_s = 0.0
         self._running = Work(0, 0)

@@ -145,7 +145,7 @@ class Connection(HttpToolsProtocol):
         self._stage = Stage.HEAD
         self._is_idle = False  # between two requests, so not before the first
         self._partial_head = b""
-        # They wait for the end of this request, or for the next tick if they are chunks of its body.
+        # They wait for the end of this request, or for PAUSE_S if they are chunks of its body.
         self._pipelined_bytes = b""
         self._body: CountedBody | ChunkedBody = CountedBody(0)
         self._is_half_closed = False
