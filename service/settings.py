@@ -156,7 +156,8 @@ class Settings(BaseSettings):
     max_batch_cells: Positive = 2**24
     """attention scores that may share a batch; a larger request runs alone"""
     max_wait_ms: float = Field(0.0, ge=0, le=10_000)
-    """longest wait for more requests while the engine is idle (milliseconds); 0 = start the batch at once"""
+    """longest wait for more requests while the engine is idle (milliseconds), at most half of the time to a request's deadline;
+    0 = start the batch at once"""
     queue_capacity: Positive = 256
     """requests that may wait in a process"""
     queue_bytes: int = Field(128 * MIB, ge=1024)

@@ -40,12 +40,18 @@ class JsonParser:
         """
         await self._lock.acquire()
         self._exchange = exchange = asyncio.create_task(self._parse_there(body))
-        exchange.add_done_callback(lambda _: self._lock.release())
+        exchange.add_done_callback(self._ended)
         try:
             return unpack(*await asyncio.shield(exchange))
         except asyncio.CancelledError:
             on_leave(exchange)
             raise
+        finally:
+            del exchange  # else a cycle keeps a body that failed: error -> traceback -> frame -> exchange -> error
+
+    def _ended(self, _: object) -> None:
+        self._exchange = None  # else the last answer would stay until the next body
+        self._lock.release()
 
     def close(self) -> None:
         """End the process; call this when no request uses the parser any more."""

@@ -1,9 +1,9 @@
 """OuterMiddleware: the outermost ASGI application, which answers every request, and counts and logs it from its RequestRecord.
 
 Invariants: every HTTP request is counted and logged once, with one call of `received` and then one of `answered` or `abandoned`.
-Health checks and scrapes, which come every few seconds, are so only if they fail. Only this module sends errors. `auth/access.py`
-decides on access before anything is routed. HEAD works on every GET (the transport drops the body) and OPTIONS on every served
-path. No BaseHTTPMiddleware is used, because it hides disconnects.
+Health checks and scrapes, which come every few seconds, are counted and logged only if they fail. Only this module sends errors.
+`auth/access.py` decides on access before anything is routed. HEAD works on every GET (the transport drops the body) and OPTIONS
+on every served path. No BaseHTTPMiddleware is used, because it hides disconnects.
 """
 
 from __future__ import annotations
@@ -68,9 +68,7 @@ class RequestRecord:
     @property
     def is_counted(self) -> bool:
         """Whether this request is counted and logged; health checks and scrapes are not while nothing is wrong with them."""
-        if not self.is_monitoring:
-            return True
-        return self.method not in ("GET", "HEAD") or self.status not in _UNCOUNTED[self.path]
+        return self.method not in ("GET", "HEAD") or self.status not in _UNCOUNTED.get(self.path, ())
 
 
 def start_record(scope: Scope, now: float) -> RequestRecord:
@@ -213,7 +211,10 @@ class OuterMiddleware:
         if record.status:
             # The status is already sent, so it is only counted. The connection breaks, so the client sees a cut answer.
             record.status = problem.status
-            raise error
+            try:
+                raise error
+            finally:
+                del error, raised  # else a cycle keeps the answer: error -> traceback -> frame -> error
         await _send_whole(send, problem.status, problem.headers, problem.body)
 
     def _allowed(self, scope: Scope) -> str:
@@ -263,8 +264,7 @@ def _completing(send: Send, record: RequestRecord) -> Send:
         if message["type"] == "http.response.start":
             record.status = message["status"]
             fixed = _DOCUMENT_HEADERS if record.is_document else _FIXED_HEADERS
-            own = (b"x-request-id", record.request_id.encode("ascii"))
-            message["headers"] = [*message["headers"], own, *fixed]
+            message["headers"] = [*message["headers"], (b"x-request-id", record.request_id.encode("ascii")), *fixed]
         elif message["type"] == "http.response.body" and record.method != "HEAD":
             record.bytes_out += len(message.get("body", b""))
         await send(message)

@@ -96,9 +96,9 @@ class Reservation:
         self._num_bytes = 0
 
     def grow(self, num_bytes: int) -> None:
-        """Reserve `num_bytes` more; raise QueueFull if they do not fit.
+        """Reserve `num_bytes` more; if they do not fit, free the request's other bytes and raise QueueFull.
 
-        Then free the request's other bytes at once, or large bodies that arrive together would all be refused.
+        Freed later, they would refuse the other large bodies that arrive together with this one.
         """
         budget = self._budget
         own = self._num_bytes if self._caller is None else budget.by_caller.get(self._caller, 0)
@@ -184,40 +184,33 @@ class RequestContext:
             self._timeout_s = min(self._timeout_s, timeout_s)
 
     async def read(self, codings: tuple[bytes, ...], layer: Served, *, is_binary: bool) -> list[Part]:
-        """Return the parts of the whole body, decompressed, which is for `layer`.
+        """Return the parts of the whole body for `layer`, decompressed.
 
         The deadline starts when the body has arrived. From then until `send` begins, the request ends with ClientGone when the
         client disconnects.
-        Under overload it refuses a body of that length: before it reads the body if the length is announced and the body is not
-        compressed, else afterwards.
+        Under overload it refuses the body: before it reads it if the length is announced and the body is not compressed, else
+        afterwards.
         """
         self._is_binary = is_binary
         limits = self.limits.body
         coding, num_announced = self.fields.make(announced_body, codings, limits.max_bytes)
         asked_s = self.fields.make(_asked_timeout_s)
         self.shorten(asked_s or None)
-        if num_announced and coding is None:  # otherwise the size is not known yet
-            self._check_lane(layer, num_announced)
-        else:
-            self._requests.batcher.check_open(self._key)
-        if self._requests.bodies.num_bytes:
-            self._check_bodies(num_announced)
+        self._check_lane(layer, num_announced if coding is None else 0)
+        self._check_bodies(num_announced)
         parts = await read_body(self._cycle, limits, self._body_bytes.grow)
         self._complete = self._requests.now()
         self._record.receive_s, self._record.stage = self._complete - self._record.started, "decoding"
         self._cycle.on_disconnect(lambda: self._cancel(ClientGone))
         if coding is not None:
-            parts = await self._decompressed(parts, coding)
+            work = decompressed(parts, coding, limits, self._body_bytes.grow, self._requests.run_off_loop)
+            parts = await self._within_deadline("was decompressed", work)
         if asked_s == 0:  # reported after the body's size and coding, however long the queue is
             raise InvalidInput("X-Request-Timeout-Ms must be a whole number of milliseconds, at least 1")
         self._record.bytes_in = sum(map(len, parts))
         self._check_bodies(self._record.bytes_in)
         self._check_lane(layer, self._record.bytes_in)
         return parts
-
-    async def _decompressed(self, parts: list[Part], coding: bytes) -> list[Part]:
-        work = decompressed(parts, coding, self.limits.body, self._body_bytes.grow, self._requests.run_off_loop)
-        return await self._within_deadline("was decompressed", work)
 
     async def _within_deadline(self, doing: str, work: Coroutine[Any, Any, R]) -> R:
         """Return the result of `work`; at the deadline raise DeadlineExceeded, whose message says that the body `doing`."""
@@ -272,17 +265,20 @@ class RequestContext:
         """Return the request that `check` returns; long checks run in a thread."""
         is_large = self._record.bytes_in >= self.limits.off_loop_bytes
         request = await self._requests.run_off_loop(check) if is_large else check()
-        return request if request.is_counted else await self._requests.run_off_loop(request.counted)
+        if request.is_counted:
+            return request
+        work = self._requests.run_off_loop(request.counted)
+        return await self._within_deadline("was checked or waited to be checked", work)
 
     def _check_lane(self, layer: Served, num_bytes: int) -> None:
-        """Raise what the batcher would raise for a request of about this size, which saves reading or decoding it.
+        """Raise what the batcher would raise for a request of about this size (0: unknown), which saves reading or decoding it.
 
         Its tokens, and the flops of bodies that wait to be decoded, are estimated from bytes, at the ratios of the last
         requests. If they name another lane, it may be refused although its own lane takes it, or be decoded and then refused.
         """
         batcher = self._requests.batcher
         batcher.check_open(self._key)
-        if batcher.is_congested:
+        if num_bytes and batcher.is_congested:
             tokens_each, flops_each = self._requests.per_byte(layer, self._is_binary)
             lane = self._lane(layer, NOTHING._replace(tokens=int(num_bytes * tokens_each)))
             batcher.check_lane(lane, self._key, int(self._requests.bodies.num_bytes * flops_each))

@@ -161,7 +161,7 @@ class Speed:
         self.rate = 0.0
         """Flops per second of the median batch; 0 before the first."""
         self.charge_rate = 0.0
-        """The same with the overhead of each batch."""
+        """`rate` if the overhead of each batch counts as work too; `Batcher` charges lanes by it."""
         self._batches: deque[tuple[Work, float]] = deque(maxlen=WINDOW)
         self._s_per_job = self._batch_s = 0.0
         self._running = Work(0, 0)
@@ -223,7 +223,7 @@ class QueueLimits:
     capacity: int  # jobs
     max_bytes: int  # of input
     max_cells: int  # attention scores; a job that waits alone may have more
-    max_wait_s: float  # how long a batch waits for more jobs while the engine is idle
+    max_wait_s: float  # how long a batch waits for more jobs while the engine is idle (`Job.due_at`)
     standing_wait_s: float  # the queueing delay allowed in sustained overload; 0: only the other limits hold
     max_request_tokens: int  # of one request, as the next two
     max_request_cells: int

@@ -194,7 +194,7 @@ class Batcher(Generic[P, R]):
             return -math.inf
         if self._lanes.is_any_full(self._batch_limits):  # maybe not the next lane's, but the engine would be idle
             return -math.inf
-        return min(job.accepted_at for job in self._lanes.heads) + limits.max_wait_s
+        return min(job.due_at(limits.max_wait_s) for job in self._lanes)
 
     def _could_grow(self) -> bool:
         """Whether the next batch would be larger if more jobs arrived."""
@@ -223,7 +223,7 @@ class Batcher(Generic[P, R]):
         """Whether a lane's next batch, made of these jobs, is due and short."""
         if next(iter(jobs)).cost.flops > MAX_FLOPS_BETWEEN:
             return False
-        due_at = min(job.accepted_at for job in jobs.heads) + self._queue_limits.max_wait_s
+        due_at = min(job.due_at(self._queue_limits.max_wait_s) for job in jobs)
         return self.is_draining or due_at <= self._clock.now() or bool(full_batch(jobs, self._batch_limits))
 
     async def _execute(self, name: Hashable = None) -> None:

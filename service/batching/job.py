@@ -96,6 +96,10 @@ class Job(Generic[P, R]):
         """Whether the job was answered or has failed, or its caller has left."""
         return self.settled_at is not None or self.promise.done()
 
+    def due_at(self, max_wait_s: float) -> float:
+        """Return until when the job waits for others to join it: for half of the time to its deadline at most."""
+        return self.accepted_at + min(max_wait_s, (self.deadline - self.accepted_at) / 2)
+
     def start(self, batch: BatchInfo) -> None:
         """Stamp the start; a retry changes the batch, not the time: queue_s ends at the first dispatch."""
         self.batch = batch

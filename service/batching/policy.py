@@ -74,7 +74,8 @@ class FairQueue(Collection[J]):
         self.flops = 0
         self._num_jobs = 0
         self._virtual_time = 0
-        self._callers: dict[Hashable, _Caller[J]] = {}
+        self._callers: dict[Hashable, _Caller[J]] = {}  # those with jobs
+        self._debts: dict[Hashable, int] = {}  # start times of callers without jobs, as in `Lanes`
 
     def __len__(self) -> int:
         return self._num_jobs
@@ -88,28 +89,21 @@ class FairQueue(Collection[J]):
         by_start = [caller.by_start for caller in self._callers.values()]
         return (job for _, job in heapq.merge(*by_start, key=lambda entry: entry[0]))
 
-    @property
-    def heads(self) -> Iterator[J]:
-        """The oldest job of each caller; the first in fair order need not be the oldest of all."""
-        return (next(iter(caller.jobs)) for caller in self._callers.values() if caller.jobs)
-
     def fair_share(self, caller: Hashable) -> Work:
         """Return the work that runs before a job which this caller adds now: its own, and as much for each other waiting caller.
 
         It is at most all of the queue's work, and nothing if the caller has no job here.
         """
         own = self._callers.get(caller)
-        if own is None or not own.jobs:
+        if own is None:
             return Work(0, 0)
-        num_callers = sum(bool(found.jobs) for found in self._callers.values())
+        num_callers = len(self._callers)
         return Work(min(self.flops, own.flops * num_callers), min(self._num_jobs, len(own.jobs) * num_callers))
 
     def append(self, job: J) -> None:
         caller = self._callers.get(job.caller)
         if caller is None:
-            caller = self._callers[job.caller] = _Caller(self._virtual_time)
-        if not caller.jobs:
-            caller.start = max(caller.start, self._virtual_time)
+            caller = self._callers[job.caller] = _Caller(max(self._virtual_time, self._debts.pop(job.caller, 0)))
         caller.jobs[job] = job.cost.flops + JOB_OVERHEAD_FLOPS
         caller.flops += job.cost.flops
         self.flops += job.cost.flops
@@ -118,8 +112,7 @@ class FairQueue(Collection[J]):
     def remove(self, job: J, *, is_served: bool = False) -> bool:
         """Remove a job from any position, charged to its caller if it is served; return False if it is not in the queue."""
         caller = self._callers.get(job.caller)
-        charge = None if caller is None else caller.jobs.pop(job, None)
-        if caller is None or charge is None:
+        if caller is None or (charge := caller.jobs.pop(job, None)) is None:
             return False
         caller.flops -= job.cost.flops
         self.flops -= job.cost.flops
@@ -127,8 +120,10 @@ class FairQueue(Collection[J]):
         if is_served:
             self._virtual_time = max(self._virtual_time, caller.start)
             caller.start += charge
-        if not caller.jobs and caller.start <= self._virtual_time:
+        if not caller.jobs:
             del self._callers[job.caller]
+            if caller.start > self._virtual_time:
+                self._debts[job.caller] = caller.start
         return True
 
 
@@ -171,6 +166,9 @@ class Lanes(Totals, Generic[J]):
         self._preempted: Hashable = None  # the lane of the preempted long batch
         self._held: dict[Hashable, Totals] = {}
 
+    def __iter__(self) -> Iterator[J]:
+        return (job for lane in self._lanes.values() for job in lane)
+
     @property
     def next_jobs(self) -> Collection[J]:
         """The jobs of the lane that starts earliest in virtual time (of equals, the first created); empty if nothing waits."""
@@ -208,11 +206,6 @@ class Lanes(Totals, Generic[J]):
         starts = {name: lane.start for name, lane in self._lanes.items() if lane.start <= self._virtual_time}
         others = [name for name in starts if name != self._preempted and may_run(self.jobs(name))]
         return min(others, key=starts.__getitem__, default=None)
-
-    @property
-    def heads(self) -> list[J]:
-        """The oldest job of each caller in each lane."""
-        return [job for lane in self._lanes.values() for job in lane.heads]
 
     def is_any_full(self, limits: BatchLimits) -> bool:
         """Whether the next batch of any lane is full."""
@@ -265,7 +258,7 @@ class Lanes(Totals, Generic[J]):
 
     def clear(self) -> list[J]:
         """Remove all jobs and return them."""
-        jobs = [job for lane in self._lanes.values() for job in lane]
+        jobs = list(self)
         for job in jobs:
             self.remove(job)
         return jobs

@@ -145,7 +145,7 @@ class Connection(HttpToolsProtocol):
         self._stage = Stage.HEAD
         self._is_idle = False  # between two requests, so not before the first
         self._partial_head = b""
-        # They wait for the end of this request, or for the next tick if they are chunks of its body.
+        # They wait for the end of this request, or for PAUSE_S if they are chunks of its body.
         self._pipelined_bytes = b""
         self._body: CountedBody | ChunkedBody = CountedBody(0)
         self._is_half_closed = False
@@ -348,7 +348,7 @@ class Connection(HttpToolsProtocol):
     def _refuse(self, error: ServiceError) -> None:
         """Answer the request that has begun with an error and discard further bytes. The connection then closes."""
         scope = request_scope(self._common_scope, Head(glimpse(self._partial_head)), self.app_state)
-        scope[REFUSED] = error
+        scope[REFUSED] = error.with_traceback(None)  # its frames hold the bytes
         self._stage, self._partial_head = Stage.DROP, b""
         self._read_deadline.clear()
         self._start(scope, keeps_alive=False)

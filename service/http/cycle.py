@@ -223,7 +223,7 @@ class Cycle(RequestResponseCycle):
 
     def fail(self, failure: ServiceError) -> None:
         """Stop reading a broken body: `receive` raises `failure`, and the response is the connection's last."""
-        self._failure, self._has_failed = failure, True
+        self._failure, self._has_failed = failure.with_traceback(None), True  # its frames hold the bytes
         self.keep_alive = False
         self.message_event.set()
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+import weakref
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import uvloop
 
 from service.api.json_parser import COMMAND, JsonParser
 from service.errors import BadJson, CostLimit, EngineFailed
@@ -22,10 +25,15 @@ from service.wire.number_list import NumberList
 
 LARGE = b'{"query":[' + b"0.5," * 300_000 + b'1],"encoding":"list"}'
 SMALL = b'{"query":[[0.5]]}'
+# A helper process that dies on every body.
+KILLED = (sys.executable, "-c", "import socket; socket.socket(fileno=0).recv(1000)")
 
 
 def story(
-    check: Callable[[JsonParser], Awaitable[None]], command: tuple[str, ...] = COMMAND, numbers: int = 2**20
+    check: Callable[[JsonParser], Awaitable[None]],
+    command: tuple[str, ...] = COMMAND,
+    numbers: int = 2**20,
+    run: Callable[[Coroutine[Any, Any, None]], None] = asyncio.run,
 ) -> None:
     async def main() -> None:
         parser = JsonParser(32, numbers, command)
@@ -34,7 +42,7 @@ def story(
         finally:
             parser.close()
 
-    asyncio.run(main())
+    run(main())
 
 
 def children() -> list[int]:
@@ -106,7 +114,7 @@ def test_a_body_that_kills_the_helper_process_twice_is_an_internal_fault_and_the
         with pytest.raises(EngineFailed, match="twice"):
             await parser.parse(LARGE)
 
-    story(check, (sys.executable, "-c", "import socket; socket.socket(fileno=0).recv(1000)"))
+    story(check, KILLED)
 
 
 def test_a_disconnect_disturbs_no_other_request():
@@ -155,6 +163,44 @@ def test_a_body_that_waits_is_dropped_when_its_caller_leaves_and_one_that_is_par
         parser.close()
 
     asyncio.run(main())
+
+
+def test_the_parser_keeps_no_answer_when_its_caller_has_left():
+    def held() -> int:
+        return sum(view.nbytes for view in gc.get_objects() if type(view) is memoryview and view.nbytes > 2**20)
+
+    async def check(parser: JsonParser) -> None:
+        gc.collect()
+        before = held()  # by other tests
+        document = await parser.parse(LARGE)
+        assert held() > before + 2**20
+        del document
+        await asyncio.sleep(0)
+        assert held() <= before
+
+    story(check)
+
+
+class Body(bytearray):
+    """A body that a weak reference can follow."""
+
+
+def test_a_body_that_kills_the_helper_process_twice_leaves_the_memory_without_a_collection():
+    async def check(parser: JsonParser) -> None:
+        body = Body(LARGE)
+        kept = weakref.ref(body)
+        # Not `pytest.raises`, which keeps the error and so the body.
+        with contextlib.suppress(EngineFailed):
+            await parser.parse(body)
+        del body
+        await asyncio.sleep(0)
+        assert kept() is None
+
+    gc.disable()
+    try:
+        story(check, KILLED, run=uvloop.run)  # asyncio's own `sock_sendall` leaves a cycle
+    finally:
+        gc.enable()
 
 
 def test_the_helper_process_ends_with_its_worker_and_holds_none_of_its_descriptors():

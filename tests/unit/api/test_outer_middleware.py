@@ -1,14 +1,17 @@
 """Outer middleware: one answer, one count, one end for every request, whatever happens inside."""
 
 import asyncio
+import contextlib
+import gc
 import json
+import weakref
 from typing import Any
 
 import pytest
 from starlette.routing import Route
 
 from service.api.outer_middleware import OuterMiddleware
-from service.errors import BadShape, HeadersTooLarge, NotReady, QueueFull, Unauthorized
+from service.errors import BadShape, EngineFailed, HeadersTooLarge, NotReady, QueueFull, Unauthorized
 from service.http.asgi import REFUSED, ClientGone
 
 
@@ -201,6 +204,35 @@ def test_a_broken_answer_is_counted_as_its_failure():
         asyncio.run(OuterMiddleware(breaking, ROUTES, ledger, lambda: 0.0)(scope, nothing_comes, send))
     assert [event for event, _ in ledger.events] == ["received", "faulted", "answered"]
     assert ledger.events[-1] == ("answered", 500)
+
+
+class Tensor:
+    """Large memory that a weak reference can follow."""
+
+
+def test_a_broken_answer_leaves_the_memory_without_a_collection():
+    kept: list[weakref.ref[Tensor]] = []
+
+    async def broken(scope, receive, send):
+        tensor = Tensor()
+        kept.append(weakref.ref(tensor))
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        raise MemoryError
+
+    async def send(message):
+        pass
+
+    async def main():
+        scope = {"type": "http", "method": "GET", "path": "/x", "headers": [], "root_path": ""}
+        with contextlib.suppress(EngineFailed):
+            await OuterMiddleware(broken, ROUTES, Ledger(), lambda: 0.0)(scope, nothing_comes, send)
+        assert kept[0]() is None
+
+    gc.disable()
+    try:
+        asyncio.run(main())
+    finally:
+        gc.enable()
 
 
 def test_options_of_everything_is_answered():

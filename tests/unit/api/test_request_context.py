@@ -296,6 +296,24 @@ def test_decompression_ends_with_the_deadline_and_when_the_client_disconnects(en
     story(check)
 
 
+def test_the_deadline_ends_a_small_body_that_waits_for_the_checking_thread():
+    async def check(setup: Setup) -> None:
+        is_over = threading.Event()
+        busy = asyncio.ensure_future(setup.layer_requests.run_off_loop(is_over.wait))
+        await asyncio.sleep(0)
+        request: Any = SimpleNamespace(is_counted=False, counted=where)
+        context, _ = await setup.context(1, x_request_timeout_ms="2")
+        try:
+            async with asyncio.timeout(5):
+                with pytest.raises(DeadlineExceeded, match="the body was checked"), context:
+                    await context.decoded(lambda: context.checked(lambda: request))
+        finally:
+            is_over.set()
+            await busy
+
+    story(check)
+
+
 def test_bytes_of_bodies_are_released_after_decoding_and_at_the_end_of_the_request():
     async def check(setup: Setup) -> None:
         intake = setup.layer_requests.intake

@@ -127,6 +127,19 @@ def test_with_a_wait_time_spent_while_the_engine_was_busy_counts():
     run(main)
 
 
+def test_with_a_wait_an_idle_engine_lets_no_deadline_pass():
+    async def main():
+        async with Room(max_wait_s=3600) as room:
+            patient, hurried = room.send("patient", timeout_s=7200), room.send("hurried", timeout_s=0.010)
+            room.engine.is_open = True
+            await turns()
+            room.clock.advance(0.005)
+            await turns()
+            assert (result_of(patient), result_of(hurried)) == (("answer", "patient"), ("answer", "hurried"))
+
+    run(main)
+
+
 def test_with_a_wait_draining_stops_waiting():
     async def main():
         async with Room(max_wait_s=3600) as room:

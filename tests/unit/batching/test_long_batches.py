@@ -271,6 +271,23 @@ def test_max_wait_ms_holds_between_two_steps_too():
     run(main)
 
 
+def test_between_two_steps_too_a_batch_waits_for_half_of_the_time_to_a_deadline():
+    async def main():
+        async with Room(max_wait_s=3.0) as room:
+            room.send("whale", "deep", cost=LONG)
+            await turns()
+            room.clock.advance(3.0)
+            await turns()
+            room.send("minnow", "shallow", timeout_s=4.0)
+            await turns()
+            await step(room)
+            assert room.engine.in_hand == ["whale"]
+            await step(room)
+            assert room.engine.in_hand == ["minnow"]
+
+    run(main)
+
+
 @pytest.mark.parametrize("last_s", [0.024, 0.010])
 def test_the_last_step_of_a_long_batch_counts_in_its_share(last_s):
     """Two lanes that always have work: batches of two steps in one, short batches in the other."""

@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import functools
 import gc
+import sys
 import weakref
 
 import pytest
@@ -357,6 +358,31 @@ async def test_a_finished_request_needs_no_garbage_collector():
         assert first() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"GE\0T",
+        chunked(b"/")[:-5] + b"none\r\n",
+        chunked(b"/early")[:-5] + b"none\r\n",
+    ],
+    ids=["head", "part-of-a-head", "body", "unread-body"],
+)
+@on_the_loop
+async def test_the_bytes_of_malformed_input_are_not_kept_while_the_connection_lingers(begin):
+    """The frames of an error's traceback hold them."""
+    room = Room()
+    raw = begin + bytes(2**18)
+    num_references = sys.getrefcount(raw)
+    gc.disable()
+    try:
+        await room.send(raw)
+        assert sys.getrefcount(raw) == num_references
+    finally:
+        gc.enable()
+    assert room.wire.events == ["eof"]
 
 
 @on_the_loop
