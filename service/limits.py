@@ -95,8 +95,7 @@ def context_limits(settings: Settings) -> RequestContextLimits:
 
 def _intake_bytes(settings: Settings) -> int:
     """Return the bytes of bodies that may be received and not decoded yet."""
-    # Bodies are decoded as fast as they arrive, or refused, so a quarter of the queue is enough. Four of the largest size
-    # must fit, and smaller ones beside them: no request holds more than it leaves free.
+    # Bodies are decoded as fast as they arrive, or refused. Four of the largest size must fit, and smaller ones beside them.
     return max(settings.queue_bytes // 4, 5 * settings.max_body_bytes)
 
 

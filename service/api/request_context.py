@@ -101,8 +101,10 @@ class Reservation:
         Freed later, they would refuse the other large bodies that arrive together with this one.
         """
         budget = self._budget
-        own = self._num_bytes if self._caller is None else budget.by_caller.get(self._caller, 0)
-        if num_bytes and own + num_bytes > budget.max_bytes - budget.num_bytes - num_bytes:
+        own = num_bytes + (self._num_bytes if self._caller is None else budget.by_caller.get(self._caller, 0))
+        left = budget.max_bytes - budget.num_bytes - num_bytes
+        # It leaves as much as it holds, and a fifth of the budget, unless it is small: many medium ones do not fill all memory.
+        if num_bytes and left < max(own, min(budget.max_bytes // 5, 16 * own)):
             held = budget.num_bytes
             self.release()
             raise QueueFull(

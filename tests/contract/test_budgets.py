@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 # masks, 350 for `compare`, which finds the conventions of a kernel, 290 for `golden`, which writes test vectors and their
 # reference, and 140 for goodput in an overload. On 2026-11-25 two passes over every room removed 1,570, and some 40 faults that
 # readers found took 330.
-MAX_SERVICE_LINES = 19_084
+MAX_SERVICE_LINES = 19_085
 # 286 of the client are for the conventions of other systems, 16 for the warning of another major
 # version.
 MAX_CLIENT_LINES = 1_880

@@ -67,6 +67,17 @@ def test_a_growing_body_is_refused_above_the_free_bytes_and_frees_its_own():
     small.grow(300)
 
 
+def test_medium_reservations_leave_a_fifth_free_for_small_ones():
+    """A flood of bodies of 0.9 MiB filled all of the budget, and with it the process's memory."""
+    byte_budget = ByteBudget(8000, "bodies are being received")
+    with contextlib.suppress(QueueFull):
+        while True:
+            Reservation(byte_budget).grow(100)
+    assert 8000 - byte_budget.num_bytes == 8000 // 5
+    small = Reservation(byte_budget)
+    small.grow(10)
+
+
 @pytest.mark.parametrize("num_bodies", range(1, 13))
 def test_of_bodies_of_the_largest_size_that_arrive_together_at_least_four_fit(num_bodies):
     """None is decoded before all have arrived or are refused. As many as fit, and not one less, are accepted."""
