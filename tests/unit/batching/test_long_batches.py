@@ -254,35 +254,19 @@ def test_a_request_that_may_run_between_two_steps_is_not_refused_for_the_length_
     run(main)
 
 
-def test_max_wait_ms_holds_between_two_steps_too():
+@pytest.mark.parametrize(("timeout_s", "last_s"), [(60.0, 2.0), (4.0, 1.0)])
+def test_between_two_steps_too_a_batch_waits_for_max_wait_ms_or_half_of_the_time_to_a_deadline(timeout_s, last_s):
     async def main():
         async with Room(max_wait_s=3.0) as room:
             room.send("whale", "deep", cost=LONG)
             await turns()
             room.clock.advance(3.0)
             await turns()
-            room.send("minnow", "shallow")
+            room.send("minnow", "shallow", timeout_s=timeout_s)
             await turns()
             await step(room)
             assert room.engine.in_hand == ["whale"]
-            await step(room, 2.0)
-            assert room.engine.in_hand == ["minnow"]
-
-    run(main)
-
-
-def test_between_two_steps_too_a_batch_waits_for_half_of_the_time_to_a_deadline():
-    async def main():
-        async with Room(max_wait_s=3.0) as room:
-            room.send("whale", "deep", cost=LONG)
-            await turns()
-            room.clock.advance(3.0)
-            await turns()
-            room.send("minnow", "shallow", timeout_s=4.0)
-            await turns()
-            await step(room)
-            assert room.engine.in_hand == ["whale"]
-            await step(room)
+            await step(room, last_s)
             assert room.engine.in_hand == ["minnow"]
 
     run(main)
