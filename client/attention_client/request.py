@@ -16,10 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from attention_client.answer import Answer, Reply, read_answer
-from attention_client.arrays import FLOATS, VALUES, Array, Raw, raw
+from attention_client.arrays import FLOATS, MEDIA_TYPE, VALUES, Array, Raw, raw, write
 from attention_client.errors import InvalidInput, LayerNotFound, MaskKindRequired
 from attention_client.masks import Mask
-from attention_client.safetensors_body import MEDIA_TYPE, write
 
 Indices = Sequence[int] | npt.NDArray[np.integer[Any]]
 MaskedRows = Literal["zero", "error"]

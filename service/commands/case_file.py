@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
-from attention_client import safetensors_body
-from attention_client.arrays import Raw, bits_dtype
+from attention_client.arrays import Raw, bits_dtype, read
 from service.errors import InvalidInput
 
 # By dtype: bits of the fraction, least exponent, and the tolerance as a fraction of the output's largest magnitude.
@@ -34,7 +33,7 @@ def read_case(path: Path) -> CaseFile:
     """Return the case; raises InvalidInput if the file is not a safetensors file, or its `request` is not a JSON object."""
     try:
         body = path.read_bytes()
-        tensors, metadata = safetensors_body.read(body)
+        tensors, metadata = read(body)
         request = orjson.loads(metadata.get("request", "{}"))
         if "golden" in metadata:  # a vector of the command `golden`; `compare` finds its masks itself
             request = dict(orjson.loads(metadata["golden"])["request"])

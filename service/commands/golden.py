@@ -62,7 +62,7 @@ def _write(path: Path, vector: Vector, made: Golden, seed: int) -> None:
     import numpy as np
     import orjson
 
-    from attention_client.safetensors_body import write
+    from attention_client.arrays import write
     from service.commands.case_file import rounded
 
     data = b"".join(made.inputs[name].bits.tobytes() for name in sorted(made.inputs))

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attention_client import safetensors_body
-from attention_client.arrays import Raw
+from attention_client.arrays import Raw, write
 from service import cli
 from service.commands import asking
 from tests.unit.commands.answering import answering
@@ -40,7 +39,7 @@ def refused(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     np.save("q.npy", np.ones((2, 4), np.float32))
     tensors = dict.fromkeys(("query", "key", "value", "output"), Raw("float32", np.ones((2, 4), np.float32)))
-    (tmp_path / "case.safetensors").write_bytes(safetensors_body.write(tensors, {}))
+    (tmp_path / "case.safetensors").write_bytes(write(tensors, {}))
 
     def check(command: str, body: bytes) -> None:
         with answering(200, body) as (url, _):
