@@ -106,8 +106,10 @@ class AsyncClient(ClientOptions):
         """
         arrays = dict(query=query, key=key, value=value, past_key=past_key, past_value=past_value, sinks=sinks)
         options: dict[str, object] = dict(layout=layout, num_heads=num_heads, num_kv_heads=num_kv_heads, scale=scale)
-        options |= dict(softcap=softcap, masks=masks, weights=weights, scores=scores)
-        options |= dict(present=present or None, lse=lse or None)
+        stage = {"stage": scores} if isinstance(scores, str) else scores
+        options |= dict(
+            softcap=softcap, masks=masks, weights=weights, scores=stage, present=present or None, lse=lse or None
+        )
         call = tensor_call(ATTENTION_PATH, read_attention, arrays, masked_rows, options)
         return await self.http.ask(call, timeout_s, request_id)
 

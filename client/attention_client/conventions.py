@@ -17,10 +17,8 @@ import numpy as np
 from attention_client import masks
 from attention_client.arrays import Array, raw
 from attention_client.errors import BadDtype, BadMask, BadShape, InvalidInput
-from attention_client.masks import Align, Axes, Mask, shape_of
-from attention_client.request import Layout
-
-Stage = Literal["scaled", "capped", "masked"]
+from attention_client.masks import Align, Axes, Mask, given, shape_of
+from attention_client.request import Layout, Stage
 
 _STAGES: Mapping[int | None, Stage] = {0: "scaled", 1: "capped", 2: "masked"}
 
@@ -217,8 +215,8 @@ def numpy_article(Q: Array, K: Array, V: Array, mask: Any = None) -> AttentionAr
 def _arguments(
     query: Array, key: Array, value: Array, layout: Layout, found: list[Mask], **options: object
 ) -> AttentionArguments[Array]:
-    made = dict(query=query, key=key, value=value, layout=layout, masks=found, **options)
-    return cast("AttentionArguments[Array]", {name: value for name, value in made.items() if value is not None})
+    made = given(query=query, key=key, value=value, layout=layout, masks=found, **options)
+    return cast("AttentionArguments[Array]", made)
 
 
 def _layout(layouts: Mapping[int, Layout], query: Any, key: Any, value: Any) -> Layout:

@@ -20,12 +20,12 @@ import socket
 import ssl
 import warnings
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx2
 import stamina
 
-from attention_client.answer import OK, Reply, check, read_reply
+from attention_client.answer import OK, Reply, Result, check, read_reply
 from attention_client.errors import BadAnswer, ConnectionFailed, DeadlineExceeded, EngineDown, Refused, ServiceError
 from attention_client.options import ClientOptions, checked_request_id, checked_timeout, without_password
 from attention_client.request import Call
@@ -41,7 +41,6 @@ _TRANSIENT = (ConnectionFailed, Refused, EngineDown)
 _NAMED = (ssl.SSLError, socket.gaierror)  # say more than the HTTP library's error: a certificate, an unknown host
 
 Source = Callable[[], float]  # of numbers
-Result = TypeVar("Result")
 
 
 class RetryPolicy:

@@ -1,7 +1,7 @@
 """Client: calls the attention service from synchronous code, through an AsyncClient on an event loop of its own thread.
 
-Invariants: calls run on an event loop, so deadlines are exact and calls in flight can be cancelled. Threads may share one
-client; a forked process gets its own loop. A call that fails raises a ServiceError, of the class that the service raised.
+Invariant: calls run on an event loop, so deadlines are exact, and calls in flight can be cancelled, unlike a thread that blocks
+on a socket.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable, Coroutine, Generator, Iterable
 from concurrent.futures import Future
 from typing import Any, Concatenate, ParamSpec, Self, overload
 
-from attention_client.answer import Answer
+from attention_client.answer import Answer, Result
 from attention_client.arrays import Array
 from attention_client.async_client import (
     DEFAULT_WINDOW,
@@ -27,7 +27,6 @@ from attention_client.async_client import (
     Items,
     OnError,
     Outcome,
-    Result,
     check_many,
     started,
 )
@@ -168,8 +167,8 @@ def in_order(
 class LoopThread:
     """Runs an event loop on its own thread; the constructor starts it. `stop` runs `shut_down`, which ends the accepted work.
 
-    Invariants: submitted work can be cancelled, unlike a thread that blocks on a socket. The thread never keeps the interpreter
-    alive. It belongs to the process that started it: a fork copies the object but not the thread, so no call there waits for it.
+    Invariants: the thread never keeps the interpreter alive. It belongs to the process that started it: a fork copies the object
+    but not the thread, so no call there waits for it.
     """
 
     def __init__(self, shut_down: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -53,9 +53,10 @@ def problem_of(status: int, code: str, detail: str = "words", *, param: str | No
     )
 
 
-def weights_for(query: torch.Tensor, wanted: dict[str, Any] | None, *, num_heads: int = 4) -> dict[str, torch.Tensor]:
+def weights_for(query: torch.Tensor, wanted: Any, *, num_heads: int = 4) -> dict[str, torch.Tensor]:
     if wanted is None:
         return {}
+    wanted = {"form": wanted} if isinstance(wanted, str) else wanted
     *batch, length, _ = query.shape
     rows = len(wanted.get("queries", range(length)))
     heads = len(wanted.get("heads", range(num_heads)))
