@@ -20,9 +20,9 @@ import pytest
 
 from attention_client import Client
 from service.commands.asking import asking, tensor_field
-from tests.e2e.fake_service import eventually
 from tests.e2e.namespace import inner_pid, num_threads, status
 from tests.image.container import ENGINE, IMAGE, Container, engine
+from tests.processes import eventually
 
 ROOT = Path(__file__).parents[2]
 LAYERS = ROOT / ".layers"

@@ -5,7 +5,9 @@ By default it echoes: the output is the query, and weights have the requested sh
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -97,6 +99,21 @@ class Answering:
         if request.headers["content-type"] == "application/json":
             return httpx2.Response(200, json={"echo": json.loads(request.content)})
         return echo(request)
+
+
+class Hanging:
+    """A step that never answers; the events are set when a request has come and when it is cancelled."""
+
+    def __init__(self) -> None:
+        self.has_begun, self.is_cancelled = threading.Event(), threading.Event()
+
+    async def __call__(self, request: httpx2.Request) -> httpx2.Response:
+        self.has_begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.is_cancelled.set()
+        raise AssertionError
 
 
 def echo(request: httpx2.Request) -> httpx2.Response:

@@ -21,7 +21,7 @@ from attention_client.http_transport import HttpTransport
 from attention_client.options import ClientOptions
 from attention_client.request import Call
 from tests.doubles import ManualClock, run, turns
-from tests.unit.client.answering import Answering, problem_of
+from tests.unit.client.answering import Answering, Hanging, problem_of
 
 URL = "http://service:8000"
 QUICK: dict[str, Any] = {"url": URL, "timeout_s": 30.0, "max_connections": 4, "attempts": 4, "api_key": None}
@@ -156,14 +156,9 @@ def test_the_remaining_time_is_sent_in_whole_milliseconds_and_never_as_zero(time
     assert service.seen[0].headers["x-request-timeout-ms"] == sent
 
 
-async def for_ever(request):
-    await asyncio.Event().wait()
-    raise AssertionError
-
-
 def test_a_silent_service_raises_deadline_exceeded():
     with pytest.raises(errors.DeadlineExceeded, match=r"no answer from http://service:8000 within 0.001 s") as raised:
-        asked(Answering(for_ever), timeout_s=0.001)
+        asked(Answering(Hanging()), timeout_s=0.001)
     assert raised.value.status is None
     assert raised.value.request_id
 
@@ -270,7 +265,7 @@ def test_a_compressed_refusal_is_judged_by_its_status():
 
 
 def test_a_cancelled_call_is_not_retried():
-    service = Answering(for_ever)
+    service = Answering(Hanging())
 
     async def main() -> None:
         line = HttpTransport(ClientOptions(**QUICK, transport=service.transport))
