@@ -66,7 +66,7 @@ def attn_mask(values: Any, num_heads: int) -> Mask:
         raise BadShape(f"attn_mask must be [L, S] or [B * {num_heads}, L, S], got {list(shape)}")
     if shape[0] == num_heads:  # one sequence, with a batch axis or without
         return _of_torch(values, "hls")
-    return _of_torch(values.reshape(-1, num_heads, *shape[1:]), "bhls")
+    return _of_torch(values.reshape(shape[0] // num_heads, num_heads, *shape[1:]), "bhls")
 
 
 def key_padding_mask(values: Any) -> Mask:
