@@ -22,7 +22,8 @@ import attention_client
 from attention_client.answer import EXTRAS
 from attention_client.arrays import VALUES
 from attention_client.options import without_password
-from service.errors import InvalidInput, ServiceError
+from service.commands.options import CommandFailed
+from service.errors import InvalidInput
 
 if TYPE_CHECKING:
     from service.attention.engine import Engine
@@ -30,10 +31,6 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 60.0
 _FOREIGN = "a field of the answer is missing or has another type"
-
-
-class AskFailed(ServiceError):
-    """The server is unreachable, is not the service, or returned an error; the command prints the message."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -92,7 +89,7 @@ def asking(where: Path | str, api_key: str | None = None) -> Iterator[Ask]:
     """Yield a function that sends one body after another, over one client of a URL or to one engine in this process.
 
     If `where` is a directory, the engine computes with the layers stored there. Layer None is attention on the body's own
-    tensors. The function raises AskFailed with the server's message or, without a server, the error of the check.
+    tensors. The function raises CommandFailed with the server's message or, without a server, the error of the check.
     """
     if isinstance(where, Path):
         # Imported here, because asking a server needs no torch, which takes seconds to import.
@@ -120,9 +117,9 @@ def asking(where: Path | str, api_key: str | None = None) -> Iterator[Ask]:
                 client.attention_json(body) if layer is None else client.attend_json(layer, body)
             )
     except attention_client.BadAnswer as error:
-        raise AskFailed(f"{without_password(where)} does not answer as the service does: {error.message}") from None
+        raise CommandFailed(f"{without_password(where)} does not answer as the service does: {error.message}") from None
     except attention_client.ServiceError as error:
-        raise AskFailed((f"{error.status} {error.code}: " if error.status else "") + error.message) from None
+        raise CommandFailed((f"{error.status} {error.code}: " if error.status else "") + error.message) from None
 
 
 def _computed(engine: Engine, model: Served, body: dict[str, Any]) -> Reply:

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from service.commands.console import console
-from service.commands.health import Url, service_url
 from service.commands.layers import LAYERS_DIR
+from service.commands.options import ApiKey, Local, Url, console, service_url
 from service.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -38,10 +37,6 @@ Weights = Annotated[
 ]
 Out = Annotated[Path | None, typer.Option("--out", help="write the output to this .npy, or all arrays to an .npz")]
 AsJson = Annotated[bool, typer.Option("--json", help="print the answer as JSON, with nested lists")]
-ApiKey = Annotated[
-    str | None, typer.Option("--api-key", envvar="ATTENTION_CLIENT_KEY", help="API key, if the service needs one")
-]
-Local = Annotated[bool, typer.Option("--local", help="compute in this process instead of calling a service")]
 LayersDir = Annotated[Path, typer.Option("--layers-dir", envvar="ATTENTION_LAYERS_DIR", help="layers for --local")]
 
 

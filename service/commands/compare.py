@@ -7,14 +7,7 @@ from typing import Annotated
 
 import typer
 
-from service.commands.attend import ApiKey, Local
-from service.commands.console import console
-from service.commands.health import Url, service_url
-from service.errors import ServiceError
-
-
-class NotReproduced(ServiceError):
-    """No reading reproduces the output; the message names the nearest one."""
+from service.commands.options import ApiKey, CommandFailed, Local, Url, console, service_url
 
 
 def compare(
@@ -53,7 +46,7 @@ def compare(
         table.add_row("yes" if one.absolute <= limit else "no", f"{one.absolute:.3g}", f"{one.ulps:.3g}", one.words)
     screen.print(table)
     if not count:
-        raise NotReproduced(
+        raise CommandFailed(
             f"no reading reproduces the output within {limit:.3g}; "
             f"the nearest, {found[0].words}, is off by {found[0].absolute:.3g}"
         )

@@ -12,20 +12,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from service import __version__
-from service.commands.attend import ApiKey, Local
-from service.commands.console import console
-from service.commands.health import Url, service_url
-from service.errors import InvalidInput, ServiceError
+from service.commands.options import ApiKey, CommandFailed, Local, Url, console, service_url
+from service.errors import InvalidInput
 
 if TYPE_CHECKING:
     from service.commands.golden_vectors import Golden, Vector
 
 Out = Annotated[Path, typer.Option("--out", help="directory for the files; made if it is missing")]
 Seed = Annotated[int, typer.Option("--seed", min=0, max=2**64 - 1, help="seed of the inputs")]
-
-
-class NotGolden(ServiceError):
-    """An answer is farther from its reference than the tolerance; the message names the vector."""
 
 
 def golden(out: Out, seed: Seed = 0, url: Url = None, api_key: ApiKey = None, local: Local = False) -> None:
@@ -54,7 +48,7 @@ def golden(out: Out, seed: Seed = 0, url: Url = None, api_key: ApiKey = None, lo
     text = f"{len(made)} vectors in {out}; the largest error is {share:.3g} of its tolerance, {where}"
     screen.print(text, soft_wrap=True)
     if share > 1:
-        raise NotGolden(f"the service's {where} is off by {share:.3g} times the tolerance")
+        raise CommandFailed(f"the service's {where} is off by {share:.3g} times the tolerance")
 
 
 def _write(path: Path, vector: Vector, made: Golden, seed: int) -> None:

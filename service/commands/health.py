@@ -7,30 +7,19 @@ default it derives the address from the service's settings. It follows no redire
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
 
 import typer
 
+from service.commands.options import Url, service_url
 from service.errors import InvalidInput
 
 if TYPE_CHECKING:
     from http.client import HTTPConnection
 
-    from service.settings import Settings
-
-# A service that listens on every address also listens on the loopback address.
-_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 (compared, not bound)
 _READY = 200
 _MAX_ANSWER_BYTES = 65536
-
-Url = Annotated[
-    str | None,
-    typer.Option(
-        "--url", envvar="ATTENTION_URL", help="address of the service; default: from ATTENTION_HOST and ATTENTION_PORT"
-    ),
-]
 
 
 def health(
@@ -39,26 +28,8 @@ def health(
 ) -> None:
     """Ask /readyz: exit code 0 = ready, 1 = not."""
     is_ready, message = ask(service_url(url), timeout_s)
-    (sys.stdout if is_ready else sys.stderr).write(f"{message}\n")
+    typer.echo(message, err=not is_ready)
     raise typer.Exit(0 if is_ready else 1)
-
-
-def service_url(given: str | None) -> str:
-    """Return the given address, else that of a service with the settings of this environment."""
-    from service.settings import load_settings  # it takes 0.3 s to import
-
-    return given or own_url(load_settings())
-
-
-def own_url(settings: Settings) -> str:
-    """Return the local URL of a service with these settings; raises SettingsError for port 0, which is not known here."""
-    from service.settings import SettingsError
-
-    if settings.port == 0:
-        raise SettingsError("ATTENTION_PORT: 0 lets the service choose its port; give --url")
-    host = _LOOPBACK.get(settings.host, settings.host)
-    scheme = "http" if settings.tls_cert_file is None else "https"
-    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{settings.port}"
 
 
 def ask(url: str, timeout_s: float) -> tuple[bool, str]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from service.commands.console import console
+from service.commands.options import console
 from service.errors import LayerError, LayerMissing
 from service.layers.wording import about
 
