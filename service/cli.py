@@ -17,9 +17,8 @@ import typer
 
 from service import __version__
 from service.commands.attend import attend, attention, show
-from service.commands.compare import compare
-from service.commands.golden import golden
 from service.commands.health import health
+from service.commands.kernel_commands import compare, golden
 from service.commands.keys import app as keys
 from service.commands.layers import app as layers
 from service.commands.serve import serve, worker
