@@ -19,7 +19,7 @@ from attention_client.arrays import Raw
 from attention_client.safetensors_body import write
 from service import __version__
 from service.attention.reference import added_by, scaled_dot_product
-from service.commands.asking import tensor_field
+from service.commands.arguments import tensor_field
 from service.commands.case_file import rounded, widened
 from service.errors import InvalidInput
 

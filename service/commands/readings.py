@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from service.attention.reference import added_by, scaled_dot_product
-from service.commands.asking import Ask, tensor_field
+from service.commands.arguments import tensor_field
+from service.commands.asking import Ask
 from service.commands.case_file import LAYOUTS, TENSORS, CaseFile, errors, widened
 from service.errors import InvalidInput
 

@@ -202,6 +202,10 @@ def test_a_missing_file_is_one_sentence_with_its_path(tmp_path, monkeypatch, arg
             '{"query": [[1]], "key": [[1]], "value": [[1]], "masks": [{"kind": "attend", "kind": "ignore"}]}',
             "duplicate key$",
         ),
+        (
+            '{"query": [[1]], "key": [[1]], "value": [[1]], "encoding": "hex"}',
+            "encoding must be one of 'list' or 'base64'$",
+        ),
         ("[[1]]", "must be a JSON object$"),
         ("5", "must be a JSON object$"),
     ],
