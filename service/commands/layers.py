@@ -26,6 +26,9 @@ CHECK_SEED = 7
 # Over a few hundred products, errors of float32 against float64 are near 1e-6 of the largest value.
 TOLERANCE = 1e-4
 MAX_HEAD_BYTES = 64 * 1024
+# As in layers/store.py, whose import takes seconds; a test compares them.
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+SDPA = "sdpa"
 _DTYPES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
 
 LAYERS_DIR = Path(".layers")  # the setting's default; an import of the settings takes 0.3 s
@@ -153,6 +156,8 @@ def _row(path: Path) -> tuple[str, ...]:
     """Return a row of the list from the header of a stored layer's file, without torch, which takes seconds to import."""
     import orjson
 
+    if NAME.fullmatch(path.stem) is None or path.stem == SDPA:
+        raise LayerError("no layer can have this name, so the service does not serve it")
     try:
         if not path.is_file():  # opening a named pipe would wait for a writer
             raise LayerError("the file is not a regular file")

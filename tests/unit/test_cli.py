@@ -110,3 +110,11 @@ def test_the_line_of_a_key_is_utf_8_whatever_the_locale():
     words = [sys.executable, "-m", "service", "keys", "new", "--name", "Zoë"]
     found = subprocess.run(words, stdout=subprocess.PIPE, check=True, env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert found.stdout.decode().endswith(" infer  # Zoë\n")
+
+
+def test_a_name_that_is_not_utf_8_is_printed_with_backslash_escapes(tmp_path):
+    path = tmp_path / os.fsdecode(b"b\xff.npy")
+    np.save(path, np.eye(2))
+    words = [sys.executable, "-m", "service", "show", "--weights", path]
+    found = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert r"b\udcff.npy" in found.stdout
