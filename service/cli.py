@@ -16,9 +16,8 @@ from typing import Annotated, Any
 import typer
 
 from service import __version__
-from service.commands.attend import attend, attention, show
+from service.commands.ask_commands import attend, attention, compare, golden, show
 from service.commands.health import health
-from service.commands.kernel_commands import compare, golden
 from service.commands.keys import app as keys
 from service.commands.layers import app as layers
 from service.commands.serve import serve, worker

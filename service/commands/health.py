@@ -7,6 +7,9 @@ default it derives the address from the service's settings. It follows no redire
 
 from __future__ import annotations
 
+import contextlib
+import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
 
@@ -36,16 +39,14 @@ def ask(url: str, timeout_s: float) -> tuple[bool, str]:
     """Return whether the service is ready, and one line with the state or the reason; raises InvalidInput."""
     from http.client import HTTPException
 
-    connection = _connection(url, timeout_s)
     try:
-        connection.request("GET", urlsplit(url).path.rstrip("/") + "/readyz")
-        answer = connection.getresponse()
-        body = answer.read(_MAX_ANSWER_BYTES)
+        with contextlib.closing(_connection(url, timeout_s)) as connection:
+            connection.request("GET", urlsplit(url).path.rstrip("/") + "/readyz")
+            answer = connection.getresponse()
+            body = answer.read(_MAX_ANSWER_BYTES)
     except (OSError, HTTPException) as error:
         why = getattr(error, "strerror", None) or type(error).__name__
         return False, f"not ready: no answer from {url.rpartition('@')[2]} ({why})"  # no password
-    finally:
-        connection.close()
     is_ready = answer.status == _READY and _text(body, "status") == "ready"  # another server may answer 200 too
     return is_ready, "ready" if is_ready else f"not ready: {answer.status} {_text(body, 'detail')}".rstrip()
 
@@ -54,23 +55,19 @@ def _connection(url: str, timeout_s: float) -> HTTPConnection:
     import http.client
     import ssl
 
-    try:
-        where = urlsplit(url)
-        host, port = where.hostname or "", where.port
-        host.encode("idna"), where.path.encode("ascii")  # as the request does; IDNA refuses an empty or a long label
-        connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
-        is_valid = host != "" and where.scheme in ("http", "https")
-    except (ValueError, http.client.InvalidURL):
-        is_valid = False
-    if not is_valid:
-        raise InvalidInput(f"--url must be like http://127.0.0.1:8000, not {url.rpartition('@')[2]}")
-    if where.scheme == "http":
-        return connection
     # The certificate has the service's public name, not the address used here; the request has no secret.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
-    return http.client.HTTPSConnection(host, port, timeout=timeout_s, context=context)
+    secure = functools.partial(http.client.HTTPSConnection, context=context)
+    kinds: dict[str, Callable[..., HTTPConnection]] = {"http": http.client.HTTPConnection, "https": secure}
+    try:
+        where = urlsplit(url)
+        host = where.hostname or "."
+        host.encode("idna"), where.path.encode("ascii")  # as the request does; IDNA refuses an empty or a long label
+        return kinds[where.scheme](host, where.port, timeout=timeout_s)
+    except (KeyError, ValueError, http.client.InvalidURL):
+        raise InvalidInput(f"--url must be like http://127.0.0.1:8000, not {url.rpartition('@')[2]}") from None
 
 
 def _text(body: bytes, name: str) -> str:

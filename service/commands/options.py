@@ -20,10 +20,6 @@ Url = Annotated[
         "--url", envvar="ATTENTION_URL", help="address of the service; default: from ATTENTION_HOST and ATTENTION_PORT"
     ),
 ]
-ApiKey = Annotated[
-    str | None, typer.Option("--api-key", envvar="ATTENTION_CLIENT_KEY", help="API key, if the service needs one")
-]
-Local = Annotated[bool, typer.Option("--local", help="compute in this process instead of calling a service")]
 
 
 class CommandFailed(ServiceError):

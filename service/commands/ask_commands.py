@@ -1,7 +1,8 @@
-"""`attend`, `attention` and `show` commands: ask from the terminal with or without a layer, save the answer, draw the weights.
+"""`attend`, `attention`, `show`, `compare` and `golden` commands: those that ask a service, or an engine in this process.
 
 Invariants: `show` requests the weights itself, or reads those of an earlier answer, and draws one head. The user gives the words
-on the axes; there must be one for each row.
+on the axes; there must be one for each row. The references of `golden` never come from the service, and its files are written
+before it is asked.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Annotated
 import typer
 
 from service.commands.layers import LAYERS_DIR
-from service.commands.options import ApiKey, Local, Url, service_url
+from service.commands.options import CommandFailed, Url, console, service_url
 from service.errors import InvalidInput
 
 QueryFile = Annotated[Path | None, typer.Option("--query", help="query array, .npy: [L, d] or [B, L, d]")]
@@ -32,6 +33,10 @@ Weights = Annotated[
 ]
 Out = Annotated[Path | None, typer.Option("--out", help="write the output to this .npy, or all arrays to an .npz")]
 AsJson = Annotated[bool, typer.Option("--json", help="print the answer as JSON, with nested lists")]
+ApiKey = Annotated[
+    str | None, typer.Option("--api-key", envvar="ATTENTION_CLIENT_KEY", help="API key, if the service needs one")
+]
+Local = Annotated[bool, typer.Option("--local", help="compute in this process instead of calling a service")]
 LayersDir = Annotated[Path, typer.Option("--layers-dir", envvar="ATTENTION_LAYERS_DIR", help="layers for --local")]
 
 
@@ -137,3 +142,80 @@ def show(
             drawn = asked_head(ask, layer, body, sequence, head or 0)
         title = f"{layer}, head {head or 0}"
     print_map(drawn, tokens, key_tokens, title, use_legend=legend)
+
+
+def compare(
+    case: Annotated[
+        Path, typer.Argument(metavar="CASE", help="safetensors: query, key, value, output and perhaps mask")
+    ],
+    scale: Annotated[list[float] | None, typer.Option("--scale", help="try this scale too; may be repeated")] = None,
+    top: Annotated[int, typer.Option(min=1, help="how many readings to list, if fewer reproduce the output")] = 10,
+    url: Url = None,
+    api_key: ApiKey = None,
+    local: Local = False,
+) -> None:
+    """Find the conventions of the kernel that computed an output.
+
+    A reading is one combination of conventions. The metadata `request` (JSON) may fix layout, num_heads, num_kv_heads,
+    scale, softcap and window. A reading reproduces the output if no number is off by more than a fraction of the output's
+    largest magnitude: float64 1e-9, float32 1e-5, float16 4e-3, bfloat16 3e-2. Exit code 1 if none does.
+    """
+    from rich.table import Table
+
+    from service.commands.asking import asking
+    from service.commands.case_file import read_case, tolerance, widened
+    from service.commands.readings import found_in, readings_of
+
+    read = read_case(case)
+    readings, output = readings_of(read, scale or []), read.tensors["output"]
+    with asking(Path() if local else service_url(url), api_key) as ask:
+        found = sorted(one for reading in readings for one in found_in(ask, reading, output.dtype))
+    limit = tolerance(widened(output), output.dtype)
+    count = sum(one.absolute <= limit for one in found)
+    screen = console()
+    screen.print(f"{case.name}, sha256 {read.sha256}", soft_wrap=True)
+    screen.print(f"{count} of {len(found)} readings reproduce the {output.dtype} output within {limit:.3g}")
+    table = Table("same", "max abs error", "max ULP", "reading", box=None, width=80)
+    for one in found[: max(count, top)]:
+        table.add_row("yes" if one.absolute <= limit else "no", f"{one.absolute:.3g}", f"{one.ulps:.3g}", one.words)
+    screen.print(table)
+    if not count:
+        raise CommandFailed(
+            f"no reading reproduces the output within {limit:.3g}; "
+            f"the nearest, {found[0].words}, is off by {found[0].absolute:.3g}"
+        )
+
+
+def golden(
+    out: Annotated[Path, typer.Option("--out", help="directory for the files; made if it is missing")],
+    seed: Annotated[int, typer.Option("--seed", min=0, max=2**64 - 1, help="seed of the inputs")] = 0,
+    url: Url = None,
+    api_key: ApiKey = None,
+    local: Local = False,
+) -> None:
+    """Write test vectors for kernels, and compare the service with them.
+
+    Exit code 1 if an answer is off by more than this fraction of its reference's largest magnitude: float64 1e-9,
+    float32 1e-5, float16 4e-3, bfloat16 3e-2.
+    """
+    from service.commands.asking import asking
+    from service.commands.case_file import errors, tolerance
+    from service.commands.golden_vectors import VECTORS, golden_of
+
+    made = [golden_of(vector, seed) for vector in VECTORS]
+    for one in made:
+        one.write(out, seed)
+    screen, shares = console(), []
+    with asking(Path() if local else service_url(url), api_key) as ask:
+        for one in made:
+            vector, reply = one.vector, ask(None, one.body())
+            lse_dtype = "float64" if vector.dtype == "float64" else "float32"
+            for name, reference, dtype in (("output", one.output, vector.dtype), ("lse", one.lse, lse_dtype)):
+                error, ulps = errors(reply.array(name, reference.shape).astype(float), reference, dtype)
+                shares.append((error / tolerance(reference, dtype), f"{name} of {vector.name}"))
+                screen.print(f"{vector.name:20} {name:6} max abs error {error:8.3g}, max ULP {ulps:.3g}")
+    share, where = max(shares)
+    text = f"{len(made)} vectors in {out}; the largest error is {share:.3g} of its tolerance, {where}"
+    screen.print(text, soft_wrap=True)
+    if share > 1:
+        raise CommandFailed(f"the service's {where} is off by {share:.3g} times the tolerance")
