@@ -98,10 +98,9 @@ def main() -> None:
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # else Python writes the rest at its end, and fails
-        sys.stderr.write(f"attention-service: stdout cannot be written: {error.strerror}\n")
+        # Python writes the rest of stdout at its end, which would fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.stderr.write(f"attention-service: a write failed: {error.strerror}\n")
         raise SystemExit(1) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None

@@ -92,12 +92,9 @@ def attention(
     from service.commands.asking import asking
 
     body = request_body(request, {"query": query, "key": key, "value": value}, causal, mask, weights)
-    options = dict(layout=layout, num_heads=num_heads, num_kv_heads=num_kv_heads, scale=scale, softcap=softcap)
+    options: dict[str, object] = dict(layout=layout, num_heads=num_heads, num_kv_heads=num_kv_heads, scale=scale)
+    options |= dict(softcap=softcap, scores=None if scores is None else {"stage": scores}, lse=lse or None)
     body |= {name: option for name, option in options.items() if option is not None}
-    if scores is not None:
-        body["scores"] = {"stage": scores}
-    if lse:
-        body["lse"] = True
     with asking(Path() if local else service_url(url), api_key) as ask:
         reply = ask(None, body)
     reply.report(out, as_json=as_json)

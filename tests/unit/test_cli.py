@@ -101,7 +101,7 @@ def test_a_stdout_that_cannot_be_written_is_one_sentence(tmp_path, command):
         found = subprocess.run(
             words, stdout=full, stderr=subprocess.PIPE, text=True, check=False, cwd=tmp_path, env=where
         )
-    line = "attention-service: stdout cannot be written: No space left on device"
+    line = "attention-service: a write failed: No space left on device"
     assert (found.returncode, found.stderr.splitlines()[-1]) == (1, line)
     assert len(found.stderr.splitlines()) == 1 + (command == "keys new"), "that command prints its secret to stderr"
 
