@@ -31,7 +31,7 @@ POISON = {"float16": 1e3, "bfloat16": 1e30, "float32": 1e30, "float64": 1e30}
 
 
 class Vector(NamedTuple):
-    """The options of one test vector; `masks` are names that `_mask` takes."""
+    """The options of one test vector; `masks` are names that `_mask` takes. A `past` needs a layout with B."""
 
     name: str
     layout: str = "bhld"
@@ -121,8 +121,7 @@ def golden_of(vector: Vector, seed: int) -> Golden:
     inputs = dict(zip(("query", "key", "value"), arrays, strict=True))
     if vector.past:
         for name in ("key", "value"):
-            past, inputs[name] = np.split(inputs[name], [vector.past], axis=2)
-            inputs[f"past_{name}"] = past if "b" in axes else past[0]
+            inputs[f"past_{name}"], inputs[name] = np.split(inputs[name], [vector.past], axis=2)
     for name in ("query", "key", "value"):
         inputs[name] = _laid_out(inputs[name], vector.layout, axes)
     sinks = None
