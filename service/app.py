@@ -74,9 +74,7 @@ def _application(service: Service) -> FastAPI:
         title="attention-service",
         version=__version__,
         summary="Multi-head attention layers of real models: batched, exact, with optional weights",
-        docs_url=None,
-        redoc_url=None,
-        openapi_url=None,
+        openapi_url=None,  # and so no pages of FastAPI's; `openapi/pages.py` has ours
         lifespan=lifespan,
         redirect_slashes=False,  # a redirect would be built from the caller's Host header
         exception_handlers={Exception: raise_again},

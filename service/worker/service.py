@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 import torch
 
 from service.api.auth.key_ring import KeyFile
+from service.api.outer_middleware import LayerTotals
 from service.api.request_context import LayerRequests
 from service.api.routes import LayerAnswer, LayerLimits, NumericsAnswer
 from service.api.shared_work import Throttle
@@ -32,7 +33,6 @@ from service.batching.batcher import Batcher
 from service.batching.decoding_queue import DecodingQueue
 from service.batching.engine_protocol import STUCK_CHECKS
 from service.errors import EngineDown, ServiceError
-from service.layer_totals import LayerTotals
 from service.layers.catalog import Catalog, ServedLayer
 from service.layers.store import Store
 from service.limits import STEP_S, batch_limits, context_limits, queue_limits
