@@ -258,15 +258,10 @@ def _bfloat16_bits(values: Float64s) -> npt.NDArray[np.uint16]:
 
 
 def bytes_to_tensor(
-    data: bytearray | memoryview,
-    field: TensorField,
-    dtype: torch.dtype,
-    shape: tuple[int, ...],
-    as_shape: tuple[int, ...] | None = None,
+    data: bytearray | memoryview, field: TensorField, dtype: torch.dtype, shape: tuple[int, ...]
 ) -> torch.Tensor:
     """Return the tensor of little-endian C-order bytes, whose count must match `shape`; raises the errors of `field`.
 
-    A tensor of numbers has the shape `as_shape` if that is given; errors name the index in `shape`.
     The tensor shares the memory of `data` if that is aligned; booleans share it only with one byte per value.
     """
     if not data:
@@ -282,7 +277,7 @@ def bytes_to_tensor(
     if field.kind is not TensorKind.INT:
         _check_finite(bits, _INFINITIES[dtype], field, shape)
     # An array until the end, because calls on tensors cost more than calls on arrays.
-    stored = torch.from_numpy(bits.view(BY_TORCH[dtype].stored).reshape(as_shape or shape))
+    stored = torch.from_numpy(bits.view(BY_TORCH[dtype].stored).reshape(shape))
     return stored.view(dtype) if dtype == torch.bfloat16 else stored
 
 
