@@ -36,7 +36,6 @@ _QUAD = 4  # characters of base64 that stand for three bytes
 _INFINITIES = {dtype.torch: (dtype.infinity, dtype.infinity + 2 ** (8 * dtype.torch.itemsize - 1)) for dtype in FLOATS}
 _UNSIGNED = {size: np.dtype(f"<u{size}") for size in (1, 2, 4, 8)}
 _SIGNED = {size: np.dtype(f"<i{size}") for size in _UNSIGNED}
-_SLICE_VALUES = 128 * 1024  # of 4 bytes: a slice is small enough to stay in the cache for a second pass
 _MAX_EXACT = 2**53 - 1  # above it, a float64 may stand for more than one whole number
 
 
@@ -285,15 +284,13 @@ def _check_finite(bits: Bits, infinities: tuple[int, int], field: TensorField, s
     """Raise NonFinite for the first value that is not finite; -inf is allowed in a bias."""
     infinity, minus_infinity = infinities
     is_bias = field.kind is TensorKind.BIAS
-    for start in range(0, len(bits), _SLICE_VALUES):
-        part = bits if len(bits) <= _SLICE_VALUES else bits[start : start + _SLICE_VALUES]
-        if not _is_finite(part, infinity, minus_infinity + is_bias):
-            bad = (part & infinity) == infinity
-            if is_bias:
-                bad &= part != minus_infinity
-            place = int(bad.argmax())
-            what = "inf" if part[place] == infinity else "-inf" if part[place] == minus_infinity else "NaN"
-            raise field.not_finite(what, index_of(start + place, shape))
+    if not _is_finite(bits, infinity, minus_infinity + is_bias):
+        bad = (bits & infinity) == infinity
+        if is_bias:
+            bad &= bits != minus_infinity
+        place = int(bad.argmax())
+        what = "inf" if bits[place] == infinity else "-inf" if bits[place] == minus_infinity else "NaN"
+        raise field.not_finite(what, index_of(place, shape))
 
 
 def _is_finite(bits: Bits, infinity: int, minus_infinity: int) -> bool:
