@@ -381,14 +381,8 @@ def read_model(model: type[M], document: Mapping[str, object]) -> M:
 
 def _check_names(value: Mapping[str, object], model: type[BaseModel], where: str) -> None:
     """Raise UnknownField for a name that the model lacks. Pydantic itself would describe each of a hundred thousand names."""
-    if not value.keys() <= (known := _names(model)).keys():
+    if not value.keys() <= (known := model.model_fields).keys():
         raise unknown_field(value, known, where)
-
-
-@functools.cache
-def _names(model: type[BaseModel]) -> dict[str, None]:
-    """Return the names of the model's fields; pydantic builds them at each access, and every request needs them."""
-    return dict.fromkeys(model.model_fields)
 
 
 @functools.cache
