@@ -18,14 +18,14 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import orjson
 import torch
-from pydantic import AfterValidator, BaseModel, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, Field
 
 from service.errors import BadBinary, BadDtype, BadShape, InvalidInput
 from service.wire.answer import write_tensor
 from service.wire.attend_request import EXTRAS, AnswerFacts
 from service.wire.mask_kinds import Axes
 from service.wire.number_list import NumberList, nested_numbers
-from service.wire.schemas import StrictModel, translated, unknown_field
+from service.wire.schemas import StrictModel, unknown_field, validated
 from service.wire.tensor_fields import BY_INFERENCE, BY_TORCH, FLOATS, FLOATS_ARE_A_BIAS, WHOLES
 from service.wire.tensors import MAX_VALUES, TensorForm, bytes_of, too_many_values
 
@@ -221,10 +221,7 @@ def _checked(document: dict[str, Any], kind: type[InferRequest]) -> InferRequest
     if isinstance(parameters, dict) and parameters.keys() - names.keys():
         known = [name for name in names if name not in WITHOUT_MEANING]
         raise unknown_field([name for name in parameters if name not in names], known, "/parameters", "parameter")
-    try:
-        return kind.model_validate(document)
-    except ValidationError as error:
-        raise translated(error) from None
+    return validated(kind, document)
 
 
 def _check_names(names: list[str], known: tuple[str, ...], what: str, param: str) -> None:
