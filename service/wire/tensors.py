@@ -10,7 +10,6 @@ digits is thus rounded twice: to float64, then to the dtype.) A tensor shares th
 
 from __future__ import annotations
 
-import binascii
 import enum
 import math
 from collections.abc import Mapping, Sequence
@@ -30,7 +29,7 @@ Bits: TypeAlias = npt.NDArray[np.unsignedinteger]
 
 MAX_RANK = 4
 MAX_VALUES = 2**30  # more than a body of the largest configurable size can hold
-_MEMBERS = dict.fromkeys(("dtype", "shape", "data"))
+_MEMBERS = ("dtype", "shape", "data")
 _QUAD = 4  # characters of base64 that stand for three bytes
 # The bits of +inf, and of -inf, which has the sign bit too.
 _INFINITIES = {dtype.torch: (dtype.infinity, dtype.infinity + 2 ** (8 * dtype.torch.itemsize - 1)) for dtype in FLOATS}
@@ -89,12 +88,11 @@ def check_fields(fields: Sequence[tuple[object, TensorField]]) -> None:
 
 def answer_form(query: object, encoding: str | None) -> TensorForm:
     """Return how a JSON answer writes its tensors: as the request wrote its valid `query`, unless `encoding` says otherwise."""
-    came = TensorForm.NESTED
-    if isinstance(query, dict):
-        came = TensorForm.BASE64 if isinstance(query["data"], str | memoryview) else TensorForm.LIST
+    if encoding is None and isinstance(query, dict):
+        encoding = "base64" if isinstance(query["data"], str | memoryview) else "list"
     if encoding == "base64":
         return TensorForm.BASE64
-    return TensorForm.LIST if encoding == "list" and came is TensorForm.BASE64 else came
+    return TensorForm.LIST if isinstance(query, dict) else TensorForm.NESTED
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
@@ -104,9 +102,7 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
 
 
 def _check_members(value: Mapping[str, object], field: TensorField) -> None:
-    if value.keys() == _MEMBERS.keys():
-        return
-    if surplus := len(value.keys() - _MEMBERS.keys()):
+    if surplus := len(value.keys() - _MEMBERS):
         raise field.error(UnknownField, f"has {surplus} unknown members; the members are dtype, shape and data")
     if missing := [name for name in _MEMBERS if name not in value]:
         raise field.error(InvalidInput, f"lacks {', '.join(missing)}")
@@ -126,16 +122,14 @@ def _shape(value: object, field: TensorField) -> tuple[int, ...]:
     param = f"{field.param}/shape"
     if isinstance(value, NumberList):  # a nested list, or one of more than 64 entries
         raise BadShape(f"the shape of {field.words} must be a list of at most {MAX_RANK} whole numbers", param=param)
-    if not isinstance(value, tuple):  # tuples come from codecs, which have checked their sizes
-        if not isinstance(value, list) or any(type(size) is not int or size < 0 for size in value):
-            raise BadShape(f"the shape of {field.words} must be a list of whole numbers of at least 0", param=param)
-        value = tuple(value)
+    if not isinstance(value, list | tuple) or any(type(size) is not int or size < 0 for size in value):
+        raise BadShape(f"the shape of {field.words} must be a list of whole numbers of at least 0", param=param)
     if len(value) > MAX_RANK:
         raise _rank_error(field, len(value))
     # The data of an empty tensor does not limit its other axes, and torch computes strides from them.
     if (num_values := math.prod(max(size, 1) for size in value)) > MAX_VALUES:
         raise too_many_values(field.words, num_values, param)
-    return value
+    return tuple(value)
 
 
 def too_many_values(words: str, num_values: int, param: str) -> CostLimit:
@@ -178,7 +172,7 @@ def _decode_base64(text: str, field: TensorField) -> bytearray:
         raise field.error(BadEncoding, f"has {len(text)} base64 characters, expected a multiple of 4")
     try:
         data = pybase64.b64decode_as_bytearray(text, validate=True)
-    except (binascii.Error, ValueError):  # ValueError: not ASCII
+    except ValueError:
         raise field.error(BadEncoding, "must be base64 (standard alphabet, no white space)") from None
     # The last quad of padded text carries 2 or 4 bits that belong to no byte and must be zero.
     tail = len(data) % 3
