@@ -22,7 +22,7 @@ from service.api.routes import ServiceView, check_ready
 from service.api.shared_work import Throttle
 from service.layers.catalog import Served, ServedAttention
 from service.loop_time import LoopClock
-from service.wire.inference_schemas import VERSION
+from service.wire.inference_codec import VERSION
 
 PLATFORM = "attention_service"
 EXTENSIONS = ["binary_tensor_data", "parameters", "model_configuration", "statistics"]

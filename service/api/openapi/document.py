@@ -26,7 +26,7 @@ from service.attention.spec import LayerSpec
 from service.wire.answer import AttendAnswer, AttentionReply
 from service.wire.attend_request import AttendRequest
 from service.wire.attention_request import AttentionRequest
-from service.wire.inference_schemas import VERSION, InferAnswer, InferenceError, InferRequest
+from service.wire.inference_codec import VERSION, InferAnswer, InferenceError, InferRequest
 from service.wire.schemas import Problem
 
 _REF = "#/components/schemas/{model}"
