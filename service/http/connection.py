@@ -117,7 +117,6 @@ class Connection(HttpToolsProtocol):
         self._coalescer = coalescer
         self._read_ahead = read_ahead
         self._stage = Stage.HEAD
-        self._is_idle = False  # between two requests, so not before the first
         self._partial_head = b""
         # They wait for the end of this request, or for PAUSE_S if they are chunks of its body.
         self._pipelined_bytes = b""
@@ -154,11 +153,18 @@ class Connection(HttpToolsProtocol):
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.report_disconnect()
 
-    def data_received(self, data: bytes) -> None:
-        if self._pipelined_bytes:
-            self._keep_pipelined(data)
-        else:
-            self._take(data)
+    def data_received(self, data: Bytes) -> None:
+        while data:
+            if self._pipelined_bytes or self._stage is Stage.PIPELINED:
+                self._keep_pipelined(data)
+                return
+            if self._stage is Stage.HEAD:
+                data = self._take_head(data)
+            elif self._stage is Stage.BODY:
+                data = self._take_body(data)
+            else:
+                self._count_dropped(len(data))
+                return
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio's says bool
         """Return whether the connection stays open because the client still waits. TLS has no half-close."""
@@ -202,20 +208,8 @@ class Connection(HttpToolsProtocol):
         if self.cycle.paused_at is not None:  # else the previous response's pause is over
             self.cycle.waited_s += self.loop.time() - self.cycle.paused_at
 
-    def _take(self, data: Bytes) -> None:
-        while data:
-            if self._stage is Stage.HEAD:
-                data = self._take_head(data)
-            elif self._stage is Stage.BODY:
-                data = self._take_body(data)
-            elif self._stage is Stage.PIPELINED:
-                self._keep_pipelined(data)
-                return
-            else:
-                self._count_dropped(len(data))
-                return
-
     def _take_head(self, data: Bytes) -> Bytes:
+        is_next = not self._partial_head and self.cycle is not None  # whether a later request than the first begins
         self._partial_head += data
         try:
             head, rest = take_head(self._partial_head, self._limits.head)
@@ -226,9 +220,8 @@ class Connection(HttpToolsProtocol):
             self._open(head)
             return rest
         self._partial_head = bytes(rest)
-        if self._is_idle:
+        if is_next:
             self._read_deadline.set(self._limits.header_timeout_s)
-        self._is_idle = False
         return b""
 
     def _take_body(self, data: Bytes) -> Bytes:
@@ -236,7 +229,7 @@ class Connection(HttpToolsProtocol):
         try:
             piece, rest = body.take(data)
         except BadRequest as error:
-            self._stage = Stage.DROP
+            self._stage, cycle.keep_alive = Stage.DROP, False
             cycle.fail(error)
             return b""
         if not cycle.response_complete:
@@ -253,7 +246,7 @@ class Connection(HttpToolsProtocol):
 
     def _take_pipelined(self) -> None:
         data, self._pipelined_bytes, self.flow.is_full = self._pipelined_bytes, b"", False
-        self._take(data)
+        self.data_received(data)
         if self._is_half_closed and not self._client_waits():
             self._coalescing.send_held()
             self.transport.close()
@@ -303,7 +296,7 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
 
     def _open(self, head: Head) -> None:
-        self._partial_head, self._is_idle, self._is_last = b"", False, not head.keeps_alive
+        self._partial_head, self._is_last = b"", not head.keeps_alive
         self._read_deadline.clear()
         if not self.flow.write_paused:  # else the deadline is the previous response's
             self._write_deadline.clear()
@@ -354,7 +347,7 @@ class Connection(HttpToolsProtocol):
             self._await_next()
 
     def _await_next(self) -> None:
-        self._stage, self._is_idle = Stage.HEAD, True
+        self._stage = Stage.HEAD
         self._read_deadline.set(self.timeout_keep_alive)
         if self._pipelined_bytes:
             self._take_pipelined()

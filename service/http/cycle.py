@@ -30,8 +30,6 @@ Piece = bytes | bytearray | memoryview
 class WriteCoalescer:
     """Coalesces the writes of all connections on one loop."""
 
-    __slots__ = ("_has_sent_first", "_tick", "_waiting")
-
     def __init__(self) -> None:
         self._waiting: list[Callable[[], object]] = []
         self._has_sent_first = False
@@ -81,8 +79,6 @@ class CoalescingTransport:
     A response head waits for the first bytes of its body and is sent with them: alone it would cost a system call and a packet,
     and wake the client. Both may also wait for responses of other connections (`WriteCoalescer`). `close` calls `on_close`.
     """
-
-    __slots__ = ("_coalescer", "_head", "_held", "_on_close", "_transport", "is_closing", "is_head")
 
     def __init__(self, transport: asyncio.Transport, coalescer: WriteCoalescer, on_close: Callable[[], None]) -> None:
         self._transport = transport
@@ -222,16 +218,16 @@ class Cycle(RequestResponseCycle):
         self._take_pieces()  # free unread pieces: the cycle lives as long as its connection, which may linger
 
     def fail(self, failure: ServiceError) -> None:
-        """Stop reading a broken body: `receive` raises `failure`, and the response is the connection's last."""
+        """Free the body so far, and drop the rest; `receive` raises `failure`."""
         self._failure, self._has_failed = failure.with_traceback(None), True  # its frames hold the bytes
-        self.keep_alive = False
+        self._on_bytes = None
+        self._take_pieces()
         self.message_event.set()
 
     def report_disconnect(self) -> None:
         """Tell the application that the connection is lost."""
         if self._on_disconnect is not None:
-            callback, self._on_disconnect = self._on_disconnect, None
-            callback()
+            self._on_disconnect()
 
     def on_bytes(self, callback: Callable[[int], object] | None) -> None:
         """Call `callback` with the number of body bytes so far, and with that of each later part; None cancels this.
@@ -256,7 +252,16 @@ class Cycle(RequestResponseCycle):
         bounded already, and each pause would cost two loop ticks.
         """
         self.more_body = not is_whole
-        if not self._is_taken(len(piece)):
+        if self._has_failed:
+            return
+        try:
+            if self._on_bytes is not None:
+                self._on_bytes(len(piece))
+            else:
+                self._read_ahead.take(len(piece))
+                self._num_ahead += len(piece)
+        except ServiceError as error:
+            self.fail(error)
             return
         last = self._pieces[-1] if self._pieces else b""
         if 0 < len(last) < SMALL_BYTES:  # one object for each byte would take forty times the memory
@@ -272,26 +277,6 @@ class Cycle(RequestResponseCycle):
             self.message_event.set()
         else:
             self.flow.resume_reading()
-
-    def _is_taken(self, num_bytes: int) -> bool:
-        """Return whether `num_bytes` more are accepted, by the `on_bytes` callback or else by the bound on bytes read ahead.
-
-        If not, free the body so far and drop the rest.
-        """
-        if self._has_failed:
-            return False
-        try:
-            if self._on_bytes is not None:
-                self._on_bytes(num_bytes)
-            else:
-                self._read_ahead.take(num_bytes)
-                self._num_ahead += num_bytes
-        except ServiceError as error:
-            self._failure, self._has_failed, self._on_bytes = error.with_traceback(None), True, None
-            self._take_pieces()
-            self.message_event.set()
-            return False
-        return True
 
     def _take_pieces(self) -> list[Piece]:
         self._release_ahead()
