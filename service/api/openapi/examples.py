@@ -28,8 +28,8 @@ _NAN = {"dtype": "float32", "shape": [1, 1], "data": "AADAfw=="}
 
 
 def attend_examples(spec: LayerSpec) -> Body:
-    query = {name: _rows(3, width) for name, width in _needed(spec)}
-    small = {name: _rows(2, width) for name, width in _needed(spec)}
+    query = {name: _rows(3, width) for name, width in _needed(spec).items()}
+    small = {name: _rows(2, width) for name, width in _needed(spec).items()}
     cross = {"query": query["query"], "key": _rows(4, spec.key_width), "value": _rows(4, spec.value_width)}
     padded = [{"kind": "attend", "axes": "bs", "values": [[True, True, True], [True, True, False]]}]
     return {
@@ -137,14 +137,11 @@ def _bodies_of_errors(unaligned: Body, whole: Body | None, without_layout: Body 
     return {code: _example(f"Error {code}: {words}", body) for code, (words, body) in bodies.items()}
 
 
-def _needed(spec: LayerSpec) -> list[tuple[str, int]]:
+def _needed(spec: LayerSpec) -> dict[str, int]:
     """Return the tensors that every request to this layer has, with their widths."""
-    every = (
-        (True, "query", spec.query_width),
-        (spec.needs_key, "key", spec.key_width),
-        (spec.needs_value, "value", spec.value_width),
-    )
-    return [(name, width) for is_needed, name, width in every if is_needed]
+    key = {"key": spec.key_width} if spec.needs_key else {}
+    value = {"value": spec.value_width} if spec.needs_value else {}
+    return {"query": spec.query_width, **key, **value}
 
 
 def _rows(count: int, width: int) -> list[list[float]]:
@@ -161,7 +158,7 @@ def _base64(rows: list[list[float]]) -> Body:
 def infer_examples(spec: LayerSpec) -> Body:
     inputs = [
         {"name": name, "datatype": "FP32", "shape": [1, 3, width], "data": [_rows(3, width)]}
-        for name, width in _needed(spec)
+        for name, width in _needed(spec).items()
     ]
     mask = {"name": "attend_mask", "datatype": "BOOL", "shape": [1, 3], "data": [1, 1, 0]}
     return {
