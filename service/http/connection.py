@@ -83,7 +83,6 @@ class Deadline:
         self._timer: asyncio.TimerHandle | None = None
 
     def set(self, seconds: float) -> None:
-        """Move the deadline to `seconds` from now."""
         self.clear()
         self._timer = self._loop.call_later(seconds, self._passed)
 
@@ -296,16 +295,12 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
 
     def _open(self, head: Head) -> None:
-        self._partial_head, self._is_last = b"", not head.keeps_alive
-        self._read_deadline.clear()
+        self._is_last = not head.keeps_alive
         if not self.flow.write_paused:  # else the deadline is the previous response's
             self._write_deadline.clear()
         self._body = ChunkedBody() if head.length is None else CountedBody(head.length)
         self._stage = Stage.PIPELINED if self._body.is_complete else Stage.BODY
-        scope = request_scope(self._common_scope, head, self.app_state)
-        if self._slot.is_overflow:
-            scope[CROWDED] = True
-        cycle = self._start(scope, keeps_alive=head.keeps_alive and not self._slot.is_overflow)
+        cycle = self._start(head)
         if self._body.is_complete:
             cycle.more_body = False
             cycle.message_event.set()
@@ -314,14 +309,19 @@ class Connection(HttpToolsProtocol):
 
     def _refuse(self, error: ServiceError) -> None:
         """Answer the request that has begun with an error and discard further bytes. The connection then closes."""
-        scope = request_scope(self._common_scope, Head(glimpse(self._partial_head)), self.app_state)
-        scope[REFUSED] = error.with_traceback(None)  # its frames hold the bytes
-        self._stage, self._partial_head = Stage.DROP, b""
-        self._read_deadline.clear()
-        self._start(scope, keeps_alive=False)
+        self._stage = Stage.DROP
+        self._start(Head(glimpse(self._partial_head)), error.with_traceback(None))  # its frames hold the bytes
 
-    def _start(self, scope: dict[str, Any], *, keeps_alive: bool) -> Cycle:
+    def _start(self, head: Head, refusal: ServiceError | None = None) -> Cycle:
         """Hand the request to the application, which starts in the next loop tick."""
+        self._partial_head = b""
+        self._read_deadline.clear()
+        scope = request_scope(self._common_scope, head, self.app_state)
+        if refusal is not None:
+            scope[REFUSED] = refusal
+        if self._slot.is_overflow:
+            scope[CROWDED] = True
+        keeps_alive = head.keeps_alive and not self._slot.is_overflow
         self.cycle = Cycle(self, self._coalescing, scope, self.may_be_reused, self._read_ahead, keeps_alive=keeps_alive)
         self._start_asgi_task(self.cycle, self.app)
         return self.cycle

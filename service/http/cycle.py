@@ -156,16 +156,11 @@ def request_scope(common: dict[str, Any], head: Head, state: dict[str, Any]) -> 
 
 
 class Cycle(RequestResponseCycle):
-    """uvicorn's cycle, with six differences.
+    """uvicorn's cycle, which also reports the arrival of the body and a disconnect without a task or a timer.
 
-    - `fail` makes `receive` raise an error.
-    - `send` raises ClientGone if the client disconnected before the end of the response.
-    - It drops the rest of a body that exceeds a bound, or that is unread when the response is complete.
-    - It sends no chunks to clients before HTTP/1.1.
-    - It sends the head of a response together with the beginning of its body.
-    - It reports the arrival of the body (`on_bytes`) and a disconnect (`on_disconnect`) without a task or a timer.
-
-    `may_be_reused` returns whether the connection takes another request after the response that begins now.
+    It drops the rest of a body that exceeds a bound, or that is unread when the response is complete. `send` raises ClientGone if
+    the client disconnected before the end of the response, and sends no chunks to clients before HTTP/1.1. `may_be_reused`
+    returns whether the connection takes another request after the response that begins now.
     """
 
     transport: CoalescingTransport  # type: ignore[assignment]
@@ -225,7 +220,6 @@ class Cycle(RequestResponseCycle):
         self.message_event.set()
 
     def report_disconnect(self) -> None:
-        """Tell the application that the connection is lost."""
         if self._on_disconnect is not None:
             self._on_disconnect()
 
