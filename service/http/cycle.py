@@ -197,12 +197,10 @@ class Cycle(RequestResponseCycle):
         self._on_disconnect: Callable[[], object] | None = None
         self._on_bytes: Callable[[int], object] | None = None
         self._pieces: list[Piece] = []
-        self._num_bytes = 0
         self._read_ahead = read_ahead
-        self._num_ahead = 0  # the bytes of `_num_bytes` that `read_ahead` counts
+        self._num_ahead = 0  # the bytes of `_pieces` that `read_ahead` counts
         scope[CYCLE] = self
-        self._is_old = scope["http_version"] == "1.0"
-        if self._is_old:
+        if scope["http_version"] == "1.0":
             self.chunked_encoding = False
 
     async def run_asgi(self, app: Any) -> None:
@@ -229,9 +227,9 @@ class Cycle(RequestResponseCycle):
         If `callback` raises a ServiceError, `receive` raises it, or this method does.
         """
         self._on_bytes = callback
-        if callback is not None and self._num_bytes:
+        if callback is not None and self._pieces:
             self._release_ahead()
-            callback(self._num_bytes)
+            callback(sum(map(len, self._pieces)))
 
     def on_disconnect(self, callback: Callable[[], object] | None) -> None:
         """Call `callback` when the client disconnects before its complete answer, at once if it already has; None cancels it."""
@@ -263,10 +261,9 @@ class Cycle(RequestResponseCycle):
             grown += piece
         else:
             self._pieces.append(piece)
-        self._num_bytes += len(piece)
         if is_whole:
             self.message_event.set()
-        elif self._on_bytes is None and self._num_bytes > MAX_AHEAD_BYTES:
+        elif self._num_ahead > MAX_AHEAD_BYTES:
             self.flow.pause_reading()
             self.message_event.set()
         else:
@@ -274,7 +271,7 @@ class Cycle(RequestResponseCycle):
 
     def _take_pieces(self) -> list[Piece]:
         self._release_ahead()
-        pieces, self._pieces, self._num_bytes = self._pieces, [], 0
+        pieces, self._pieces = self._pieces, []
         return pieces
 
     def _release_ahead(self) -> None:
@@ -308,7 +305,7 @@ class Cycle(RequestResponseCycle):
     async def send(self, message: Any) -> None:
         if self.keep_alive and not self.response_started:
             self.keep_alive = self._may_be_reused()
-        if self._is_old:
+        if self.scope["http_version"] == "1.0":
             # The response ends with the connection (RFC 9112, section 6.3), but uvicorn counts down an expected length.
             self.expected_content_length = len(message.get("body", b""))
         if message.get("more_body"):
