@@ -215,13 +215,23 @@ class Connection(HttpToolsProtocol):
         except ServiceError as error:
             self._refuse(error)
             return b""
-        if head is not None:
-            self._open(head)
-            return rest
-        self._partial_head = bytes(rest)
-        if is_next:
-            self._read_deadline.set(self._limits.header_timeout_s)
-        return b""
+        if head is None:
+            self._partial_head = bytes(rest)
+            if is_next:
+                self._read_deadline.set(self._limits.header_timeout_s)
+            return b""
+        self._is_last = not head.keeps_alive
+        if not self.flow.write_paused:  # else the deadline is the previous response's
+            self._write_deadline.clear()
+        self._body = ChunkedBody() if head.length is None else CountedBody(head.length)
+        self._stage = Stage.PIPELINED if self._body.is_complete else Stage.BODY
+        cycle = self._start(head)
+        if self._body.is_complete:
+            cycle.more_body = False
+            cycle.message_event.set()
+        else:
+            cycle.waiting_for_100_continue = head.expects_continue
+        return rest
 
     def _take_body(self, data: Bytes) -> Bytes:
         cycle, body = self.cycle, self._body
@@ -293,19 +303,6 @@ class Connection(HttpToolsProtocol):
     def _on_write_deadline(self) -> None:
         if self.transport.get_write_buffer_size():
             self.transport.abort()
-
-    def _open(self, head: Head) -> None:
-        self._is_last = not head.keeps_alive
-        if not self.flow.write_paused:  # else the deadline is the previous response's
-            self._write_deadline.clear()
-        self._body = ChunkedBody() if head.length is None else CountedBody(head.length)
-        self._stage = Stage.PIPELINED if self._body.is_complete else Stage.BODY
-        cycle = self._start(head)
-        if self._body.is_complete:
-            cycle.more_body = False
-            cycle.message_event.set()
-        else:
-            cycle.waiting_for_100_continue = head.expects_continue
 
     def _refuse(self, error: ServiceError) -> None:
         """Answer the request that has begun with an error and discard further bytes. The connection then closes."""
@@ -386,3 +383,16 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
         if not self.transport.is_closing():
             self._read_deadline.set(min(DISCARD_PAUSE_S, self._linger_ends_at - self.loop.time()))
+
+
+class ConnectionSet(set[Connection]):
+    """uvicorn's set of connections, which shrinks by `discard` only; whenever that empties it, `emptied` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.emptied = asyncio.Event()
+
+    def discard(self, item: object) -> None:
+        super().discard(item)
+        if not self:
+            self.emptied.set()

@@ -17,9 +17,7 @@ import ssl
 import sys
 import termios
 from collections.abc import Callable
-from typing import Any, TypeVar
-
-T = TypeVar("T")
+from typing import Any
 
 BACKLOG = 2048
 MAX_OVERFLOW = 64
@@ -70,19 +68,6 @@ class ConnectionSlot:
         self.leave()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-
-
-class ConnectionSet(set[T]):
-    """uvicorn's set of connections, which shrinks by `discard` only; whenever that empties it, `emptied` is set."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.emptied = asyncio.Event()
-
-    def discard(self, item: object) -> None:
-        super().discard(item)
-        if not self:
-            self.emptied.set()
 
 
 class Listener:
