@@ -132,14 +132,6 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.flow = Flow(transport)
-        self._common_scope = {
-            "type": "http",
-            "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
-            "scheme": self.scheme,
-            "root_path": self.root_path,
-            "server": self.server,
-            "client": self.client,
-        }
         self._coalescing = CoalescingTransport(transport, self._coalescer, self._lingering_close)
         self._read_deadline.set(self._limits.header_timeout_s)
 
@@ -313,7 +305,8 @@ class Connection(HttpToolsProtocol):
         """Hand the request to the application, which starts in the next loop tick."""
         self._partial_head = b""
         self._read_deadline.clear()
-        scope = request_scope(self._common_scope, head, self.app_state)
+        self.on_message_begin()  # uvicorn's scope, with what all requests of a connection share
+        scope = {**self.scope, **request_scope(head)}
         if refusal is not None:
             scope[REFUSED] = refusal
         if self._slot.is_overflow:

@@ -135,15 +135,14 @@ class Flow(FlowControl):
             super().resume_reading()
 
 
-def request_scope(common: dict[str, Any], head: Head, state: dict[str, Any]) -> dict[str, Any]:
-    """Return a request's ASGI scope; `common` is what all requests of a connection share."""
+def request_scope(head: Head) -> dict[str, Any]:
+    """Return the part of a request's ASGI scope that its head decides."""
     # A copy of the fields, because an application may change its scope.
     line, fields, named = head.line, list(head.fields), head.named
     if head.authority:
         fields = [*(field for field in fields if field[0] != b"host"), (b"host", head.authority)]
         named = HeaderFields(fields)
     return {
-        **common,
         "http_version": line.version,
         "method": line.method,
         "path": line.path,
@@ -151,7 +150,6 @@ def request_scope(common: dict[str, Any], head: Head, state: dict[str, Any]) -> 
         "query_string": line.query,
         "headers": fields,
         FIELDS: named,
-        "state": state.copy(),
     }
 
 
