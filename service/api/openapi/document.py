@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
-from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI
@@ -18,9 +17,9 @@ from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
 from service.api.attend_route import ATTENTION_ROUTE, INFER_ROUTES, ROUTE
-from service.api.openapi.examples import attend_examples, attention_examples, error_answer, infer_examples
+from service.api.openapi.examples import attend_examples, attention_examples, error_examples, infer_examples
 from service.api.openapi.headers import HEADERS, PARAMETERS, headers_read, headers_sent
-from service.api.problems import error_rows, is_inference, problem_responses
+from service.api.problems import is_inference, problem_responses
 from service.api.reply import JSON, OCTET_STREAM, SAFETENSORS
 from service.attention.spec import LayerSpec
 from service.wire.answer import AttendAnswer, AttentionReply
@@ -200,14 +199,8 @@ def _refusals(path: str) -> dict[str, Any]:
 @functools.cache
 def _error_answers(version: str) -> dict[str, Any]:
     """Return the error answers of a version by version and status: each with its codes and a document of each code."""
-    as_inference = version == "v2"
-    examples: dict[int, dict[str, Any]] = {}
-    for row in sorted(error_rows()):
-        if row.status != HTTPStatus.METHOD_NOT_ALLOWED:
-            of_status = examples.setdefault(row.inference_status if as_inference else row.status, {})
-            of_status[row.code] = error_answer(row, as_inference=as_inference)
-    answers = {}
-    for status, found in sorted(examples.items()):
+    as_inference, answers = version == "v2", {}
+    for status, found in sorted(error_examples(as_inference=as_inference).items()):
         words = ", ".join(f"`{code}`" for code in found)
         answer = problem_responses({status: words}, as_inference=as_inference)[status]
         (content,) = answer["content"].values()

@@ -8,13 +8,13 @@ a text here that the service uses.
 from __future__ import annotations
 
 import base64
-import functools
 import json
 import struct
+from http import HTTPStatus
 from typing import Any
 
 from service import errors
-from service.api.problems import ErrorRow, render
+from service.api.problems import error_rows, render
 from service.api.request_body import CHEAPER
 from service.attention.spec import LayerSpec
 from service.errors import ServiceError
@@ -205,19 +205,19 @@ _TEXTS: dict[type[ServiceError], str] = {
 }
 
 
-def error_answer(row: ErrorRow, *, as_inference: bool) -> dict[str, Any]:
-    """Return OpenAPI's example of the answer to an error; raises KeyError for a code without one."""
-    problem = render(_errors()[row.code], _REQUEST_ID, as_inference=as_inference)
-    return {"summary": f"{row.code}: {row.cause}", "value": json.loads(problem.body)}
-
-
-@functools.cache
-def _errors() -> dict[str, ServiceError]:
-    found = [kind(text) for kind, text in _TEXTS.items()]
+def error_examples(*, as_inference: bool) -> dict[int, Body]:
+    """Return OpenAPI's examples of the answers to a POST's errors by status and code; raises KeyError for a code without one."""
+    raised = {kind.code: kind(text) for kind, text in _TEXTS.items()}
     for example in attention_examples().values():
         body = json.dumps(example["value"]).encode()
         try:
             check_attention(parse(body, max_depth=32, max_numbers=1000), _LIMITS)
         except ServiceError as error:
-            found.append(error.with_traceback(None))
-    return {error.code: error for error in found}
+            raised[error.code] = error.with_traceback(None)
+    answers: dict[int, Body] = {}
+    for row in sorted(error_rows()):
+        if row.status != HTTPStatus.METHOD_NOT_ALLOWED:
+            problem = render(raised[row.code], _REQUEST_ID, as_inference=as_inference)
+            example = _example(f"{row.code}: {row.cause}", json.loads(problem.body))
+            answers.setdefault(problem.status, {})[row.code] = example
+    return answers
