@@ -16,9 +16,8 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
-from service.api.attend_route import ATTENTION_ROUTE, INFER_ROUTES, ROUTE
 from service.api.openapi.examples import attend_examples, attention_examples, error_examples, infer_examples
-from service.api.openapi.headers import HEADERS, PARAMETERS, headers_read, headers_sent
+from service.api.openapi.headers import HEADERS, HOT, PARAMETERS, headers_read, headers_sent
 from service.api.problems import is_inference, problem_responses
 from service.api.reply import JSON, OCTET_STREAM, SAFETENSORS
 from service.attention.spec import LayerSpec
@@ -133,61 +132,52 @@ def _complete(operation: dict[str, Any], path: str, layer: str | None, *, needs_
             answer["headers"] = headers_sent(path, status)
     if needs_key:
         operation["security"] = [{name: []} for name in _KEY_SCHEMES]
-        refusals = _refusals(path)
-        for status in ("401", "403"):
-            responses.setdefault(status, refusals[status])
+    for status, refusal in _refusals(path).items():
+        if path in HOT or (needs_key and status in ("401", "403")):
+            responses.setdefault(status, refusal)
 
 
 def _hot_paths(spec: LayerSpec | None) -> dict[str, dict[str, Any]]:
     """Return the operation of each hot route by its path, with examples for a layer of this spec if there is one."""
+    for_layer, for_model = (attend_examples(spec), infer_examples(spec)) if spec is not None else (None, None)
     attend = {
         "tags": ["layers"],
         "summary": "Attend: one sequence or a batch through a layer",
         "description": _DESCRIPTION,
         "operationId": "attend",
-        "requestBody": _body("AttendRequest", SAFETENSORS, {} if spec is None else attend_examples(spec)),
-        "responses": _responses(ROUTE, "the layer's answer", "AttendAnswer", SAFETENSORS),
+        "requestBody": {"required": True, "content": _content("AttendRequest", SAFETENSORS, for_layer)},
+        "responses": _success("the layer's answer", "AttendAnswer", SAFETENSORS),
     }
     attention = {
         "tags": ["attention"],
         "summary": "Attention: scaled dot-product attention on your own tensors",
         "description": _ATTENTION_DESCRIPTION,
         "operationId": "attention",
-        "requestBody": _body("AttentionRequest", SAFETENSORS, attention_examples()),
-        "responses": _responses(
-            ATTENTION_ROUTE, "the output and what else was asked for", "AttentionReply", SAFETENSORS
-        ),
+        "requestBody": {"required": True, "content": _content("AttentionRequest", SAFETENSORS, attention_examples())},
+        "responses": _success("the output and what else was asked for", "AttentionReply", SAFETENSORS),
     }
     infer = {
         "tags": ["open inference protocol"],
         "summary": "Infer: the same layers for the protocol's own clients",
         "description": _INFER_DESCRIPTION,
         "operationId": "infer",
-        "requestBody": _body("InferRequest", OCTET_STREAM, {} if spec is None else infer_examples(spec)),
-        "responses": _responses(INFER_ROUTES[0], "the model's outputs", "InferAnswer", OCTET_STREAM),
+        "requestBody": {"required": True, "content": _content("InferRequest", OCTET_STREAM, for_model)},
+        "responses": _success("the model's outputs", "InferAnswer", OCTET_STREAM),
     }
     operations = (attend, attention, infer, infer | {"operationId": "infer_version"})
-    paths = (ROUTE, ATTENTION_ROUTE, *INFER_ROUTES)
-    return {path: {"post": operation} for path, operation in zip(paths, operations, strict=True)}
+    return {path: {"post": operation} for path, operation in zip(HOT, operations, strict=True)}
 
 
-def _body(model: str, binary: bytes, examples: dict[str, Any]) -> dict[str, Any]:
-    content = _content(model, binary)
-    if examples:
-        content[JSON.decode("ascii")]["examples"] = examples
-    return {"required": True, "content": content}
+def _success(meaning: str, model: str, binary: bytes) -> dict[str, Any]:
+    return {"200": {"description": meaning, "content": _content(model, binary)}}
 
 
-def _responses(route: str, meaning: str, model: str, binary: bytes) -> dict[str, Any]:
-    return {"200": {"description": meaning, "content": _content(model, binary)}, **_refusals(route)}
-
-
-def _content(model: str, binary: bytes) -> dict[str, Any]:
+def _content(model: str, binary: bytes, examples: dict[str, Any] | None = None) -> dict[str, Any]:
     """Return the two forms of a body: JSON by `model`, and the media type `binary`."""
-    return {
-        JSON.decode("ascii"): {"schema": {"$ref": _REF.format(model=model)}},
-        binary.decode("ascii"): {"schema": {"type": "string", "format": "binary"}},
-    }
+    as_json: dict[str, Any] = {"schema": {"$ref": _REF.format(model=model)}}
+    if examples:
+        as_json["examples"] = examples
+    return {JSON.decode("ascii"): as_json, binary.decode("ascii"): {"schema": {"type": "string", "format": "binary"}}}
 
 
 def _refusals(path: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 from service.api.attend_route import ATTENTION_ROUTE, BODY_CODINGS, INFER_CODINGS, INFER_ROUTES, ROUTE
 from service.api.problems import is_inference
 
-_HOT = (ROUTE, ATTENTION_ROUTE, *INFER_ROUTES)
+HOT = (ROUTE, ATTENTION_ROUTE, *INFER_ROUTES)
 _TEXT, _COUNT = {"type": "string"}, {"type": "integer", "minimum": 0}
 _ANY = ("X-Request-ID", "traceparent", "tracestate")
 _FRAMED = "Inference-Header-Content-Length"
@@ -49,7 +49,7 @@ HEADERS = {name: {"description": words, "schema": schema} for name, (words, sche
 def headers_read(path: str) -> list[dict[str, str]]:
     """Return the headers that a request to this path may have, as references to PARAMETERS."""
     names = list(_ANY)
-    if path in _HOT:
+    if path in HOT:
         version, framed = ("v2", [_FRAMED]) if is_inference(path) else ("v1", [])
         names = ["X-Request-Timeout-Ms", f"Content-Encoding-{version}", "Accept-Encoding", *framed, *names]
     return [{"$ref": f"#/components/parameters/{name}"} for name in names]
@@ -58,6 +58,6 @@ def headers_read(path: str) -> list[dict[str, str]]:
 def headers_sent(path: str, status: str) -> dict[str, dict[str, str]]:
     """Return the headers of an answer, as references to HEADERS; `path` may be empty for errors."""
     names = ["X-Request-ID", "Server", "Cache-Control", *_OF_STATUS.get(status, ())]
-    if path in _HOT and status == "200":
+    if path in HOT and status == "200":
         names += ["Server-Timing", "Content-Encoding", *([_FRAMED] if is_inference(path) else ())]
     return {name: {"$ref": f"#/components/headers/{name}"} for name in names}
