@@ -12,22 +12,21 @@ import re
 from collections.abc import Callable
 from concurrent.futures import Executor
 from importlib import resources
-from typing import Any, TypeVar
 
 import orjson
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import RedirectResponse, Response
 from starlette.routing import Match, Route
 from starlette.types import Scope
 
+from service.api.openapi.document import write_openapi
 from service.api.outer_middleware import record_of
 from service.api.problems import ERRORS_PAGE, error_rows
 from service.api.shared_work import Memo
+from service.attention.spec import LayerSpec
 from service.errors import RouteNotFound
 from service.http.request_parser import fields_of
-
-K = TypeVar("K")
 
 _ASSETS = {"swagger-ui-bundle.js": "text/javascript", "swagger-ui.css": "text/css", "favicon.png": "image/png"}
 _TAG = re.compile(rb'"[^"]*"')
@@ -49,14 +48,17 @@ class Document:
 
 
 def make_docs_router(
-    title: str, depends_on: Callable[[], K], openapi: Callable[[K], dict[str, Any]], thread: Executor
+    app: FastAPI,
+    example_layer: Callable[[], tuple[str, LayerSpec] | None],
+    needs_key: Callable[[str], bool],
+    thread: Executor,
 ) -> APIRouter:
-    """Return the router; `openapi` writes the document in `thread`, anew when the value of `depends_on` changes."""
+    """Return the router; the document of `app` is written in `thread`, anew when the layer of its examples changes."""
     router = APIRouter(include_in_schema=False)
     static = resources.files("fastapi_offline") / "static"
     page = get_swagger_ui_html(
         openapi_url="openapi.json",
-        title=title,
+        title=app.title,
         swagger_js_url="docs/swagger-ui-bundle.js",
         swagger_css_url="docs/swagger-ui.css",
         swagger_favicon_url="docs/favicon.png",
@@ -68,9 +70,11 @@ def make_docs_router(
 
     @router.get("/openapi.json")
     async def openapi_json(request: Request) -> Response:
-        key = depends_on()
+        layer = example_layer()
         # orjson holds the interpreter for 6 ms if a layer is 4,096 wide; Python's own C encoder would for 50.
-        found = await schema.get(key, lambda: Document(orjson.dumps(openapi(key)), "application/json"))
+        found = await schema.get(
+            layer, lambda: Document(orjson.dumps(write_openapi(app, layer, needs_key)), "application/json")
+        )
         return await found.answer(request)
 
     @router.get("/docs/{asset}")
