@@ -167,9 +167,11 @@ def _complete(operation: dict[str, Any], path: str, layer: str | None, *, needs_
             answer["headers"] = _headers_sent(path, status)
     if needs_key:
         operation["security"] = [{name: []} for name in _KEY_SCHEMES]
-    for status, refusal in _refusals(path).items():
+    version = "v2" if is_inference(path) else "v1"
+    for name in _error_answers(version):
+        status = name.removeprefix(f"{version}_")
         if path in _HOT or (needs_key and status in ("401", "403")):
-            responses.setdefault(status, refusal)
+            responses.setdefault(status, {"$ref": f"#/components/responses/{name}"})
 
 
 def _hot_paths(spec: LayerSpec | None) -> dict[str, dict[str, Any]]:
@@ -215,15 +217,9 @@ def _content(model: str, binary: bytes, examples: dict[str, Any] | None = None) 
     return {JSON.decode("ascii"): as_json, binary.decode("ascii"): {"schema": {"type": "string", "format": "binary"}}}
 
 
-def _refusals(path: str) -> dict[str, Any]:
-    """Return the error responses of a POST to this path, as references to the answers below."""
-    version = "v2" if is_inference(path) else "v1"
-    return {name.partition("_")[2]: {"$ref": f"#/components/responses/{name}"} for name in _error_answers(version)}
-
-
 @functools.cache
 def _error_answers(version: str) -> dict[str, Any]:
-    """Return the error answers of a version by version and status: each with its codes and a document of each code."""
+    """Return the error answers to a POST by version and status: each with its codes and a document of each code."""
     as_inference, answers = version == "v2", {}
     for status, found in sorted(error_examples(as_inference=as_inference).items()):
         words = ", ".join(f"`{code}`" for code in found)
