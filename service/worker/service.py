@@ -142,7 +142,8 @@ class Service:
 
     def is_over(self) -> bool:
         """Return whether the threads that compute and check bodies have ended and no thread reads a file."""
-        return self._is_over and not (self._registry.is_reading or (self.keys is not None and self.keys.is_reading))
+        is_reading_keys = self.keys is not None and self.keys.reading.locked()
+        return self._is_over and not (self._registry.is_reading or is_reading_keys)
 
     def stop_admitting(self) -> None:
         """Refuse new requests, because the listener closes; accepted requests are still answered."""
