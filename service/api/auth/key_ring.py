@@ -144,9 +144,8 @@ class KeyFile:
         self._seen: tuple[int, ...] | None = None  # the stamp of the last check
         self._num_checks = 0  # since the file differs from what was taken
         self._reported: str | None = None
-        self.reading = (
-            threading.Lock()
-        )  # held by the thread that checks the file; a file server that is away may keep it
+        # The thread that checks the file holds it; a file server that is away may keep it for any time.
+        self.reading = threading.Lock()
 
     async def open(self) -> None:
         """Read the keys for the first time; raise KeysError if the file cannot be used."""
