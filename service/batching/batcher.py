@@ -18,7 +18,7 @@ from typing import Generic
 from service.batching.admission import Admission, QueueLimits
 from service.batching.engine_protocol import Engine, Observer
 from service.batching.job import NOTHING, Cost, Job, Outcome, P, R
-from service.batching.policy import MAX_FLOPS_BETWEEN, BatchLimits, FairQueue, Lanes, full_batch, take
+from service.batching.policy import MAX_FLOPS_BETWEEN, BatchLimits, FairQueue, Lanes, full_batch
 from service.batching.runner import Runner
 from service.errors import Draining, EngineDown, NotReady, ServiceError
 from service.loop_time import Clock
@@ -164,14 +164,16 @@ class Batcher(Generic[P, R]):
 
     async def _gather(self) -> None:
         """Return when a batch is due; the engine is idle meanwhile."""
-        if not self._lanes.num_jobs:
-            self._lanes.reset_shares()
+        lanes, capacity = self._lanes, self._queue_limits.capacity
+        if not lanes.num_jobs:
+            lanes.reset_shares()
             self._congestion.idle(self._clock.now())
-        while (due_at := self._due_at()) > self._clock.now():
+        # Any due lane counts: the next one may still wait for jobs, but the engine would be idle.
+        while lanes.num_jobs < capacity and (due_at := lanes.first_due_at(self._due_at)) > self._clock.now():
             await self._wait(self._arrived, due_at)
         # Before an inline batch blocks the loop, take in arrived requests until a pass over the sockets adds no job.
         num_jobs = 0
-        while len(jobs := self._lanes.next_jobs) > num_jobs and self._could_grow() and self._runner.is_inline(jobs):
+        while len(jobs := lanes.next_jobs) > num_jobs and self._could_grow() and self._runner.is_inline(jobs):
             num_jobs = len(jobs)
             await self._runner.take_in_arrivals()
 
@@ -185,16 +187,12 @@ class Batcher(Generic[P, R]):
             if timer is not None:
                 timer.cancel()
 
-    def _due_at(self) -> float:
-        """Return when the next batch is due: never if nothing waits, else at once unless it waits for more jobs."""
-        limits = self._queue_limits
-        if not self._lanes.num_jobs:
-            return math.inf
-        if limits.max_wait_s <= 0 or self.is_draining or self._lanes.num_jobs >= limits.capacity:
+    def _due_at(self, jobs: FairQueue[Job[P, R]]) -> float:
+        """Return when the next batch of this lane is due: at once unless it waits for more jobs."""
+        max_wait_s = self._queue_limits.max_wait_s
+        if max_wait_s <= 0 or self.is_draining or full_batch(jobs, self._batch_limits):
             return -math.inf
-        if self._lanes.is_any_full(self._batch_limits):  # maybe not the next lane's, but the engine would be idle
-            return -math.inf
-        return min(job.due_at(limits.max_wait_s) for job in self._lanes)
+        return min(job.due_at(max_wait_s) for job in jobs)
 
     def _could_grow(self) -> bool:
         """Whether the next batch would be larger if more jobs arrived."""
@@ -221,14 +219,11 @@ class Batcher(Generic[P, R]):
 
     def _may_run_between(self, jobs: FairQueue[Job[P, R]]) -> bool:
         """Whether a lane's next batch, made of these jobs, is due and short."""
-        if next(iter(jobs)).cost.flops > MAX_FLOPS_BETWEEN:
-            return False
-        due_at = min(job.due_at(self._queue_limits.max_wait_s) for job in jobs)
-        return self.is_draining or due_at <= self._clock.now() or bool(full_batch(jobs, self._batch_limits))
+        return next(iter(jobs)).cost.flops <= MAX_FLOPS_BETWEEN and self._due_at(jobs) <= self._clock.now()
 
     async def _execute(self, name: Hashable = None) -> None:
         """Take a batch (of lane `name`, if given), drop jobs that are over by now (`_is_over`), and run the rest."""
-        batch = take(self._lanes, self._batch_limits, name)
+        batch = self._lanes.take(self._batch_limits, name)
         if batch:
             lane, flops = batch[0].lane, sum([job.cost.flops for job in batch])
             self._congestion.dispatched(lane, flops, self._lanes.jobs(lane).flops, self._speed.rate, self._clock.now())

@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import statistics
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -117,7 +117,7 @@ class Runner(Generic[P, R]):
         self._inline_policy = InlinePolicy(limits.inline_s)
         self._blocked_s = 0.0  # by inline batches, since the loop last had time for other requests
 
-    def is_inline(self, jobs: Collection[Job[P, R]]) -> bool:
+    def is_inline(self, jobs: Iterable[Job[P, R]]) -> bool:
         """Whether a batch of these jobs likely ends so soon that the loop may wait for it."""
         flops, sequences = sum([job.cost.flops for job in jobs]), sum([job.cost.sequences for job in jobs])
         return self._inline_policy.is_inline(next(iter(jobs)).lane, flops, sequences, self._blocked_s)
