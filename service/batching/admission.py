@@ -14,7 +14,6 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from service.batching.engine_protocol import ComputeLimits
 from service.batching.job import Cost, Work
 from service.batching.policy import BATCH_OVERHEAD_FLOPS, MAX_FLOPS_BETWEEN, Lanes
 from service.errors import CostLimit, DeadlineExceeded, QueueFull
@@ -218,7 +217,7 @@ class Speed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueLimits:
-    """What may wait, and for how long; `compute` limits the time of batches."""
+    """What may wait and for how long, and how long batches may take; all times in seconds."""
 
     capacity: int  # jobs
     max_bytes: int  # of input
@@ -228,7 +227,9 @@ class QueueLimits:
     max_request_tokens: int  # of one request, as the next two
     max_request_cells: int
     max_weights_bytes: int
-    compute: ComputeLimits
+    max_step_s: float  # a step of a batch that takes longer counts as stuck
+    inline_s: float  # a batch that likely ends within this time runs inline; 0: none does
+    step_s: float  # a batch is preempted after about this time
 
 
 class Admission:
@@ -324,7 +325,7 @@ class Admission:
         queue = lanes.jobs(lane)
         # A job that may run between two steps of the running batch waits for one step of it at most.
         may_run_between = lane != lanes.long_lane and flops <= MAX_FLOPS_BETWEEN
-        most_left_s = self._limits.compute.step_s if may_run_between else math.inf
+        most_left_s = self._limits.step_s if may_run_between else math.inf
         same_lane = Work(queue.flops, len(queue))
         likely_s = self.speed.finish_s(flops, lanes.ahead(lane, caller), same_lane, now, most_left_s)
         if likely_s > left_s:

@@ -46,7 +46,7 @@ class Batcher(Generic[P, R]):
         self._speed, self._congestion = self._admission.speed, self._admission.congestion
         self._running: list[Job[P, R]] = []  # the batch in flight, settled members included
         self._preempted: list[Job[P, R]] = []  # the long batch that is preempted between two steps, likewise
-        self._runner = Runner(engine, clock, observer, self._speed, queue_limits.compute, self._give_way)
+        self._runner = Runner(engine, clock, observer, self._speed, queue_limits, self._give_way)
         self._arrived = asyncio.Event()  # a job arrived, the queue shrank or a drain began: wakes the task
         self._left = asyncio.Event()  # a job finished or left: wakes `drain`
         self._task: asyncio.Task[None] | None = None

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic
 
-from service.batching.admission import SHORTEST_S, WINDOW, Speed
-from service.batching.engine_protocol import STUCK_CHECKS, ComputeLimits, Engine, Observer, Preempted
+from service.batching.admission import SHORTEST_S, WINDOW, QueueLimits, Speed
+from service.batching.engine_protocol import STUCK_CHECKS, Engine, Observer, Preempted
 from service.batching.job import BatchInfo, Job, P, R, Work
 from service.errors import CostLimit, EngineDown, EngineFailed, ServiceError
 from service.loop_time import Clock, Handle
@@ -105,14 +105,14 @@ class Runner(Generic[P, R]):
         clock: Clock,
         observer: Observer,
         speed: Speed,
-        limits: ComputeLimits,
+        limits: QueueLimits,
         after_step: AfterStep,
     ) -> None:
         self._engine = engine
         self._clock = clock
         self._observer = observer
         self._speed = speed
-        self._max_s = limits.max_s
+        self._max_s = limits.max_step_s
         self._after_step = after_step
         self._inline_policy = InlinePolicy(limits.inline_s)
         self._blocked_s = 0.0  # by inline batches, since the loop last had time for other requests
