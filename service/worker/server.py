@@ -30,7 +30,7 @@ from uvicorn.config import STARTUP_FAILURE
 from service import __version__
 from service.http.connection import Connection, ConnectionLimits
 from service.http.cycle import ReadAhead, WriteCoalescer
-from service.http.listener import BACKLOG, PAUSE_S, ConnectionSet, Listener
+from service.http.listener import PAUSE_S, ConnectionSet, Listener
 from service.observability.logs import finish_logs, get_logger
 from service.supervisor.supervisor import ANSWER_S, CUT_S
 
@@ -72,7 +72,23 @@ class Server(uvicorn.Server):
         grace_s: float,
         tls: tuple[Path | None, Path | None] = (None, None),
     ) -> None:
-        super().__init__(_config(application, tls))
+        config = uvicorn.Config(
+            application,
+            loop="uvloop",
+            http=Connection,
+            ws="none",
+            lifespan="on",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            headers=[("server", f"attention-service/{__version__.partition('.')[0]}")],
+            proxy_headers=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            ssl_certfile=tls[0],
+            ssl_keyfile=tls[1],
+        )
+        super().__init__(config)
         self.exit_code = 0
         self._service = service
         self._bound = listener
@@ -232,24 +248,3 @@ class Server(uvicorn.Server):
                     if self._tasks:
                         await asyncio.wait(self._tasks)
         return not (self._connections or self._tasks)
-
-
-def _config(application: Any, tls: tuple[Path | None, Path | None]) -> uvicorn.Config:
-    certificate, key = tls
-    return uvicorn.Config(
-        application,
-        loop="uvloop",
-        http=Connection,
-        ws="none",
-        lifespan="on",
-        interface="asgi3",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        headers=[("server", f"attention-service/{__version__.partition('.')[0]}")],
-        proxy_headers=False,
-        backlog=BACKLOG,
-        timeout_keep_alive=KEEP_ALIVE_S,
-        ssl_certfile=certificate,
-        ssl_keyfile=key,
-    )
