@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from torch import Tensor
 
@@ -28,34 +28,24 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Refusal(NamedTuple):
-    """Why this process cannot load a layer: a LayerError's message and `code`, without its traceback, which holds the tensors.
-
-    `is_file_changed`: the layer's file is not the version that the desired state names.
-    """
-
-    message: str
-    is_file_changed: bool
-    code: str
-
-
 class LayerRegistry:
     """`catalog` is None until the first layers are loaded.
 
     `fault` says why the last desired state cannot be served as it stands, `refusal` why its change cannot be made. They differ: a
-    layer that was missing before must not block a change of another layer, which may be the repair.
+    layer that was missing before must not block a change of another layer, which may be the repair. A `refusal` that is no
+    LayerNotLoaded says that the layer's file is not the version that the state names.
     """
 
     def __init__(self, store: Store, engine: Engine, telemetry: Telemetry) -> None:
         self.catalog: Catalog | None = None
         self.fault: str | None = None
-        self.refusal: Refusal | None = None
+        self.refusal: LayerError | None = None
         self._store = store
         self._engine = engine
         self._telemetry = telemetry
         self._attention: ServedAttention | None = None
         self._loaded: dict[tuple[str, str], ServedLayer] = {}  # by name and digest
-        self._refusals: dict[tuple[str, str], Refusal] = {}  # layers of the state applied last, by name and digest
+        self._refusals: dict[tuple[str, str], LayerError] = {}  # layers of the state applied last, by name and digest
         self._load_thread = ThreadPoolExecutor(1, thread_name_prefix="loading")
         # A second thread, so that another admin request does not delay the loading of a rollout in progress.
         self._digest_thread = ThreadPoolExecutor(1, thread_name_prefix="digests")
@@ -96,7 +86,7 @@ class LayerRegistry:
         if self._attention is None:
             self._attention = ServedAttention(await self._load_on_engine("attention without a layer", None, {}))
             self._telemetry.layer_loaded(self._attention.name, self._attention.loaded)
-        refusals: dict[tuple[str, str], Refusal] = {}
+        refusals: dict[tuple[str, str], LayerError] = {}
         for key in sorted(desired.loaded - self._loaded.keys()):
             if key in self._refusals and not is_retry and key[0] != desired.changed_layer:
                 refusals[key] = self._refusals[key]
@@ -104,7 +94,7 @@ class LayerRegistry:
             try:
                 await self._load(*key)
             except LayerError as error:
-                refusals[key] = Refusal(error.message, not isinstance(error, LayerNotLoaded), error.code)
+                refusals[key] = type(error)(error.message)  # without its traceback, which holds the tensors
         self._refusals = refusals
         self._serve(desired)
         first = next((refusals[key] for key in desired.layers.items() if key in refusals), None)

@@ -22,8 +22,8 @@ from service.attention.engine import LayerCall
 from service.attention.masks import Sizes
 from service.batching.batcher import Batcher
 from service.batching.job import Cost
-from service.errors import ServiceError
-from service.layers.catalog import Catalog, Served, ServedAttention
+from service.errors import LayerNotLoaded, ServiceError
+from service.layers.catalog import Served, ServedAttention
 from service.observability.telemetry import PROBE, Telemetry
 from service.supervisor.status import State
 from service.worker.control_channel import ControlChannel
@@ -115,25 +115,20 @@ class Readiness:
         return self._own_reason() or self._channel.why_not_ready
 
     def _own_reason(self) -> str | None:
-        if self._reason is not None:
-            return self._reason
+        catalog = self._registry.catalog
+        if self._reason is not None or catalog is None:
+            return self.reason
         if not self._is_listening:
             return NOT_LISTENING
         if not self._batcher.is_alive:
             return ENGINE_DOWN
-        catalog = self._registry.catalog
-        if catalog is None:
-            return LOADING
         if catalog.awaited:
             return self._registry.fault or "a layer is missing"
-        return self._why_stale(catalog) or self._write_error
-
-    def _why_stale(self, catalog: Catalog) -> str | None:
         for model in catalog.models():
             age = self._telemetry.seconds_since_answer(model.name)
             if age > self._stale_s:
                 return f'layer "{model.name}" has not answered for {age:.0f} s'
-        return None
+        return self._write_error
 
     async def probe(self) -> None:
         """Probe every layer that is due, all together, for at most `PROBE_HEARTBEATS`; a probe that fails raises nothing."""
@@ -166,7 +161,7 @@ class Readiness:
             reason=reason or "",
             version=self._version,
             refusal="" if refusal is None else refusal.message,
-            is_file_changed=refusal is not None and refusal.is_file_changed,
+            is_file_changed=refusal is not None and not isinstance(refusal, LayerNotLoaded),
         )
         self.check()
 
