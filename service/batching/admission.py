@@ -52,12 +52,11 @@ class _Long(NamedTuple):
 
 
 class _Drain(NamedTuple):
-    """How fast a lane drains: flops and seconds of its earlier batches, and when the latest one was taken, with its flops."""
+    """How fast a lane drains: flops of its batches, seconds of those before the latest, and when that was taken."""
 
-    at: float
-    batch_flops: int
     flops: float
     seconds: float
+    at: float
 
 
 class Congestion:
@@ -112,10 +111,10 @@ class Congestion:
         """Return the flops per second at which the lane has drained since it was last empty; infinite if unknown."""
         flops = seconds = 0.0
         if (before := self._drains.pop(lane, None)) is not None:
-            flops = (1 - FORGET) * (before.flops + before.batch_flops)
+            flops = (1 - FORGET) * before.flops
             seconds = (1 - FORGET) * (before.seconds + now - before.at)
         if left_flops:
-            self._drains[lane] = _Drain(now, batch_flops, flops, seconds)
+            self._drains[lane] = _Drain(flops + batch_flops, seconds, now)
         return flops / seconds if seconds else math.inf
 
     def withdrawn(self, lane: Hashable, left_flops: int, now: float) -> None:

@@ -158,7 +158,7 @@ class Batcher(Generic[P, R]):
             await self._gather()
             await self._execute()
             # Under overload a loop tick takes longer than a full batch, so several full batches run in one tick.
-            full = full_batch(self._lanes.next_jobs, self._batch_limits) if self._lanes.num_jobs else []
+            full = full_batch(self._lanes.next_jobs, self._batch_limits)
             if not (full and self._runner.is_inline(full)):
                 await self._runner.yield_to_loop()
 

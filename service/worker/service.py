@@ -235,10 +235,7 @@ class Service:
                 await self.batcher.ended_within(self.settings.heartbeat_s / NUM_LOOKS)
                 if self.batcher.num_overloaded:
                     await asyncio.to_thread(self._heap.give_back, OVERLOAD_GROWTH_BYTES)
-        # This process can compute nothing any more: the supervisor replaces it.
-        self.readiness.give_up(ENGINE_DOWN)
-        self._heartbeat()
-        self._leave(EXIT_ENGINE_DOWN)
+        raise EngineDown(ENGINE_DOWN)  # this process can compute nothing any more: the supervisor replaces it
 
     def _refuse_to_start(self, error: ServiceError) -> None:
         self._channel.report(start_error=error.message)
