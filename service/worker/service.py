@@ -41,10 +41,9 @@ from service.observability.telemetry import Telemetry
 from service.settings import Settings
 from service.supervisor.supervisor import CLOSE_S, EXIT_ENGINE_DOWN, EXIT_FAILED, EXIT_REFUSED
 from service.worker.control_channel import ControlChannel
-from service.worker.layer_registry import LayerRegistry
+from service.worker.layer_registry import LayerRegistry, Reconciler
 from service.worker.layer_rollout import LayerRollout
 from service.worker.readiness import ENGINE_DOWN, Readiness
-from service.worker.reconciler import Reconciler
 
 # How often an overloaded process looks at its heap between two heartbeats; with one look instead memory peaks 50 MiB higher.
 NUM_LOOKS = 4
