@@ -98,7 +98,7 @@ class Congestion:
         if before is not None and before.is_overloaded:
             self._long[lane] = before._replace(most=most)
             if not left_flops:
-                self._emptied(lane, now)
+                self.emptied(lane, now)
         elif left_flops <= max(MAX_BATCHES * batch_flops, in_time):
             self._long.pop(lane, None)
         elif before is None or left_flops < before.left_flops:
@@ -117,18 +117,13 @@ class Congestion:
             self._drains[lane] = _Drain(flops + batch_flops, seconds, now)
         return flops / seconds if seconds else math.inf
 
-    def withdrawn(self, lane: Hashable, left_flops: int, now: float) -> None:
-        """Record that a job left the lane without being taken and `left_flops` stay."""
-        if not left_flops:
-            self._emptied(lane, now)
-
     def idle(self, now: float) -> None:
         """Record that nothing waits anywhere."""
         for lane in [*self._long]:
-            self._emptied(lane, now)
+            self.emptied(lane, now)
         self._drains.clear()
 
-    def _emptied(self, lane: Hashable, now: float) -> None:
+    def emptied(self, lane: Hashable, now: float) -> None:
         """End what lasted until the lane was empty; an overload in which a request was refused lately outlasts this."""
         self._drains.pop(lane, None)
         before = self._long.get(lane)
@@ -138,7 +133,7 @@ class Congestion:
     def refuse(self, lane: Hashable, queued_flops: int, now: float) -> float | None:
         """Return how long the lane has been overloaded if it refuses a request now; None if it does not."""
         if lane not in self._drains:  # no batch has left work since the lane was empty
-            self._emptied(lane, now)
+            self.emptied(lane, now)
         found = self._long.get(lane)
         if found is None or not found.is_overloaded or queued_flops < found.most:
             return None

@@ -253,7 +253,8 @@ class Batcher(Generic[P, R]):
 
     def _forget(self, job: Job[P, R]) -> None:
         if self._lanes.remove(job):
-            self._congestion.withdrawn(job.lane, self._lanes.jobs(job.lane).flops, self._clock.now())
+            if not self._lanes.jobs(job.lane):
+                self._congestion.emptied(job.lane, self._clock.now())
             self._arrived.set()
             self._report_queue()
         self._left.set()

@@ -159,9 +159,6 @@ class Lanes(Totals, Generic[J]):
         self._preempted: Hashable = None  # the lane of the preempted long batch
         self._held: dict[Hashable, Totals] = {}
 
-    def __iter__(self) -> Iterator[J]:
-        return (job for lane in self._lanes.values() for job in lane)
-
     @property
     def next_jobs(self) -> FairQueue[J]:
         """The jobs of the lane that starts earliest in virtual time (of equals, the first created); empty if nothing waits."""
@@ -258,7 +255,7 @@ class Lanes(Totals, Generic[J]):
 
     def clear(self) -> list[J]:
         """Remove all jobs and return them."""
-        jobs = list(self)
+        jobs = [job for lane in self._lanes.values() for job in lane]
         for job in jobs:
             self.remove(job)
         return jobs
