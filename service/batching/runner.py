@@ -1,9 +1,8 @@
 """Runner: runs a batch on the engine, and its retries, until each of its jobs is settled; InlinePolicy says on which thread.
 
 Independent of callers, and of which jobs run together and when.
-Invariants: A batch too large for the memory is retried in halves; one that fails otherwise is retried job by job. Whatever the
-engine raises or returns becomes a result or a failure of that batch, never an exception of the loop. An exception other than a
-ServiceError is translated once, here; its text never reaches a caller. An engine that is down, or a step that does not end, ends
+Invariants: Whatever the engine raises or returns becomes a result or a failure of that batch, never an exception of the loop. The
+text of an exception other than a ServiceError never reaches a caller. An engine that is down, or a step that does not end, ends
 the run. A preempted batch resumes only while a caller waits for it. After inline batches have blocked the loop for about
 `inline_s` together, it gets time for other requests.
 """
