@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -197,16 +197,15 @@ class Speed:
         """
         if not self._batches or not (ahead.num_jobs or self._running.num_jobs):
             return 0.0
-        running, before, own, lane = map(self._seconds, (self._running, ahead, Work(flops, 1), same_lane))
-        passed_s, likely_s = now - self._began, math.inf
-        for running_s, ahead_s, own_s, lane_s in zip(running, before, own, lane, strict=True):
-            left_s = max(0.0, min(running_s - passed_s, most_left_s))
-            likely_s = min(likely_s, left_s + ahead_s + max(own_s, min(self._batch_s, own_s + lane_s)))
-        return likely_s
 
-    def _seconds(self, work: Work) -> tuple[float, float]:
-        """Return how long the work likely takes: by its flops, and by its number of jobs."""
-        return work.flops / self.rate, work.num_jobs * self._s_per_job
+        def likely_s(seconds: Callable[[Work], float]) -> float:
+            left_s = max(0.0, min(seconds(self._running) - (now - self._began), most_left_s))
+            own_s = seconds(Work(flops, 1))
+            return left_s + seconds(ahead) + max(own_s, min(self._batch_s, own_s + seconds(same_lane)))
+
+        return min(
+            likely_s(lambda work: work.flops / self.rate), likely_s(lambda work: work.num_jobs * self._s_per_job)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,5 @@
 """Server: runs uvicorn in one worker process, and drains it at its end.
 
-It holds uvicorn's configuration, the signals and the order of the drain.
 Must not know: routes, batches, the supervisor's decisions.
 Invariants: The first SIGTERM or SIGINT turns readiness off at once; requests are served as before for `delay_s`. Then the
 listener closes. An idle kept-alive connection may send one more request within LINGER_S; its response says `connection: close`.
@@ -55,7 +54,7 @@ def _exit_at_once(exit_code: int) -> None:
 
 
 class Server(uvicorn.Server):
-    """`run_to_end` serves `application` on `listener` within `limits` and returns the exit code of the process.
+    """`run` serves `application` on `listener` within `limits` to the end; then the process exits with `exit_code`.
 
     It calls `service` once the port is open and at each step of the drain. `tls` has the files of the certificate and of
     its private key, in PEM; without the second the key is in the first too, and without both there is no TLS.
@@ -101,10 +100,6 @@ class Server(uvicorn.Server):
         self._connections: ConnectionSet[Connection] = ConnectionSet()
         self.server_state.connections = self._connections  # type: ignore[assignment]
         self._tasks = self.server_state.tasks
-
-    def run_to_end(self) -> int:
-        self.run()
-        return self.exit_code
 
     def rebalance(self) -> None:
         """Shed the open connections after another process has joined: each ends with its next response.
