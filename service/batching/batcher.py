@@ -214,7 +214,6 @@ class Batcher(Generic[P, R]):
         while self._lanes.num_jobs and (name := self._lanes.next_between(self._may_run_between)) is not None:
             await self._execute(name)
             await self._runner.take_in_arrivals()
-        self._lanes.resume()
         self._running, self._preempted = self._preempted, []
 
     def _may_run_between(self, jobs: FairQueue[Job[P, R]]) -> bool:

@@ -155,8 +155,8 @@ class Lanes(Totals, Generic[J]):
         self._lanes: dict[Hashable, FairQueue[J]] = {}
         self._debts: dict[Hashable, int] = {}  # start times of emptied lanes that are ahead of virtual time
         self._virtual_time = 0
-        self._served: Hashable = None  # the lane of the last batch
-        self._preempted: Hashable = None  # the lane of the preempted long batch
+        self.long_lane: Hashable = None
+        """The lane of the last batch that was not taken to run between two steps of another."""
         self._held: dict[Hashable, Totals] = {}
 
     @property
@@ -164,25 +164,15 @@ class Lanes(Totals, Generic[J]):
         """The jobs of the lane that starts earliest in virtual time (of equals, the first created); empty if nothing waits."""
         return min(self._lanes.values(), key=lambda lane: lane.start, default=None) or FairQueue()
 
-    @property
-    def long_lane(self) -> Hashable:
-        """The lane of the preempted batch, or of the last batch if none is preempted."""
-        return self._served if self._preempted is None else self._preempted
-
     def preempt(self, name: Hashable, charge: float) -> None:
         """Record that the batch of that lane is preempted after a step that costs `charge` flops.
 
         The lane's start becomes the current virtual time; its earlier charge is dropped.
         """
-        self._preempted = name
         self._virtual_time += int(charge)
         self._debts.pop(name, None)
         if name in self._lanes:
             self._lanes[name].start = self._virtual_time
-
-    def resume(self) -> None:
-        """Record that the preempted batch resumes or has ended."""
-        self._preempted = None
 
     def charge_last_step(self, name: Hashable, charge: float) -> None:
         """Charge a lane for the step that ended its batch, since `preempt` has dropped the batch's earlier charge."""
@@ -194,7 +184,7 @@ class Lanes(Totals, Generic[J]):
     def next_between(self, may_run: Callable[[FairQueue[J]], bool]) -> Hashable | None:
         """Return the lane to run while a batch is preempted, or None. The preempted batch's own lane never runs."""
         starts = {name: lane.start for name, lane in self._lanes.items() if lane.start <= self._virtual_time}
-        others = [name for name in starts if name != self._preempted and may_run(self.jobs(name))]
+        others = [name for name in starts if name != self.long_lane and may_run(self.jobs(name))]
         return min(others, key=starts.__getitem__, default=None)
 
     def first_due_at(self, due_at: Callable[[FairQueue[J]], float]) -> float:
@@ -244,8 +234,9 @@ class Lanes(Totals, Generic[J]):
         if name is not None:
             done = itertools.accumulate(job.cost.flops for job in batch)
             batch = [job for job, flops in zip(batch, done, strict=True) if flops <= MAX_FLOPS_BETWEEN]
-        self._served = batch[0].lane
-        lane = self._lanes[self._served]
+        else:
+            self.long_lane = batch[0].lane
+        lane = self._lanes[batch[0].lane]
         self._virtual_time = max(self._virtual_time, lane.start)
         lane.start += sum([job.cost.flops for job in batch]) + BATCH_OVERHEAD_FLOPS
         for job in batch:
