@@ -67,7 +67,7 @@ class Readiness:
         self._probe_timeout_s = PROBE_HEARTBEATS * heartbeat_s
         # With rare heartbeats: a layer becomes due just after one, is probed at the next, and the probe takes its time.
         self._stale_s = max(STALE_INTERVALS * probe_s, probe_s + heartbeat_s + self._probe_timeout_s)
-        self._reason: str | None = LOADING
+        self._given_up: str | None = None  # why this process is not ready for good
         self._write_error: str | None = None  # why the run directory cannot be written
         self._has_loaded = asyncio.Event()  # set when the layers are loaded, or never will be
         self._is_listening = False
@@ -77,7 +77,7 @@ class Readiness:
     @property
     def reason(self) -> str:
         """Why no layer can be served."""
-        return self._reason or LOADING
+        return self._given_up or LOADING
 
     async def may_listen(self) -> None:
         """Return when the port may open. If other processes serve, that is after the load: the kernel sends connections to every
@@ -94,8 +94,6 @@ class Readiness:
     def state_applied(self, version: int) -> None:
         """Record that the registry has applied that version of the desired state, and acknowledge it."""
         self._version = version
-        if self._reason == LOADING:
-            self._reason = None
         self._has_loaded.set()
         self.report()
 
@@ -106,8 +104,7 @@ class Readiness:
 
     def give_up(self, reason: str) -> None:
         """Make this process not ready for good; the first reason stays, and the next heartbeat reports it."""
-        if self._reason in (None, LOADING):
-            self._reason = reason
+        self._given_up = self._given_up or reason
         self._has_loaded.set()
 
     def why_not_ready(self) -> str | None:
@@ -116,7 +113,7 @@ class Readiness:
 
     def _own_reason(self) -> str | None:
         catalog = self._registry.catalog
-        if self._reason is not None or catalog is None:
+        if self._given_up is not None or catalog is None or not self._has_loaded.is_set():
             return self.reason
         if not self._is_listening:
             return NOT_LISTENING
