@@ -47,8 +47,7 @@ class Batcher(Generic[P, R]):
         self._running: list[Job[P, R]] = []  # the batch in flight, settled members included
         self._preempted: list[Job[P, R]] = []  # the long batch that is preempted between two steps, likewise
         self._runner = Runner(engine, clock, observer, self._speed, queue_limits, self._give_way)
-        self._arrived = asyncio.Event()  # a job arrived, the queue shrank or a drain began: wakes the task
-        self._left = asyncio.Event()  # a job finished or left: wakes `drain`
+        self._changed = asyncio.Event()  # a job arrived, left or finished, or a drain began: wakes the task and `drain`
         self._task: asyncio.Task[None] | None = None
         self.is_draining = False
         self._is_stopping = False
@@ -103,7 +102,7 @@ class Batcher(Generic[P, R]):
         job: Job[P, R] = Job(payload, lane, cost, deadline=deadline, clock=self._clock, caller=caller)
         job.timer = self._clock.call_at(deadline, partial(self._expire, job))
         self._lanes.append(job)
-        self._arrived.set()
+        self._changed.set()
         self._report_queue()
         return job
 
@@ -130,14 +129,14 @@ class Batcher(Generic[P, R]):
     def begin_drain(self) -> None:
         """Admit nothing more; dispatch waiting jobs without waiting for others to join them."""
         self.is_draining = True
-        self._arrived.set()
+        self._changed.set()
 
     async def drain(self, timeout_s: float) -> int:
         """Admit nothing more and finish admitted jobs; after `timeout_s` fail the rest with Draining and return how many."""
         self.begin_drain()
         until = self._clock.now() + timeout_s
         while self.num_queued + self.num_running and self._clock.now() < until:
-            await self._wait(self._left, until)
+            await self._wait(until)
         return self.give_up()
 
     def give_up(self) -> int:
@@ -170,19 +169,19 @@ class Batcher(Generic[P, R]):
             self._congestion.idle(self._clock.now())
         # Any due lane counts: the next one may still wait for jobs, but the engine would be idle.
         while lanes.num_jobs < capacity and (due_at := lanes.first_due_at(self._due_at)) > self._clock.now():
-            await self._wait(self._arrived, due_at)
+            await self._wait(due_at)
         # Before an inline batch blocks the loop, take in arrived requests until a pass over the sockets adds no job.
         num_jobs = 0
         while len(jobs := lanes.next_jobs) > num_jobs and self._could_grow() and self._runner.is_inline(jobs):
             num_jobs = len(jobs)
             await self._runner.take_in_arrivals()
 
-    async def _wait(self, event: asyncio.Event, until: float) -> None:
-        """Wait until the event is set again or until a time, which may be infinite."""
-        event.clear()
-        timer = self._clock.call_at(until, event.set) if math.isfinite(until) else None
+    async def _wait(self, until: float) -> None:
+        """Wait for the next change or until a time, which may be infinite."""
+        self._changed.clear()
+        timer = self._clock.call_at(until, self._changed.set) if math.isfinite(until) else None
         try:
-            await event.wait()
+            await self._changed.wait()
         finally:
             if timer is not None:
                 timer.cancel()
@@ -231,7 +230,7 @@ class Batcher(Generic[P, R]):
         self._report_queue()
         await self._runner.run(self._running)
         self._running = []
-        self._left.set()
+        self._changed.set()
 
     def _is_over(self, job: Job[P, R]) -> bool:
         """Whether no caller waits any more; fail a job whose deadline has passed although its timer has not fired yet."""
@@ -254,15 +253,14 @@ class Batcher(Generic[P, R]):
         if self._lanes.remove(job):
             if not self._lanes.jobs(job.lane):
                 self._congestion.emptied(job.lane, self._clock.now())
-            self._arrived.set()
             self._report_queue()
-        self._left.set()
+        self._changed.set()
 
     def _fail_all(self, error: Callable[[], ServiceError]) -> int:
         """Fail every waiting or running job, each with an error of its own; return how many."""
         jobs = [*self._running, *self._preempted, *self._lanes.clear()]
         num_failed = sum(job.fail(error()) for job in jobs if not job.is_settled)
-        self._left.set()
+        self._changed.set()
         self._report_queue()
         return num_failed
 
