@@ -170,9 +170,14 @@ class Batcher(Generic[P, R]):
         # Any due lane counts: the next one may still wait for jobs, but the engine would be idle.
         while lanes.num_jobs < capacity and (due_at := lanes.first_due_at(self._due_at)) > self._clock.now():
             await self._wait(due_at)
-        # Before an inline batch blocks the loop, take in arrived requests until a pass over the sockets adds no job.
+        # Before an inline batch that can grow blocks the loop, take in arrived requests until a pass over the sockets adds none.
         num_jobs = 0
-        while len(jobs := lanes.next_jobs) > num_jobs and self._could_grow() and self._runner.is_inline(jobs):
+        while (
+            len(jobs := lanes.next_jobs) > num_jobs
+            and lanes.num_jobs < capacity
+            and not full_batch(jobs, self._batch_limits)
+            and self._runner.is_inline(jobs)
+        ):
             num_jobs = len(jobs)
             await self._runner.take_in_arrivals()
 
@@ -192,12 +197,6 @@ class Batcher(Generic[P, R]):
         if max_wait_s <= 0 or self.is_draining or full_batch(jobs, self._batch_limits):
             return -math.inf
         return min(job.due_at(max_wait_s) for job in jobs)
-
-    def _could_grow(self) -> bool:
-        """Whether the next batch would be larger if more jobs arrived."""
-        return self._lanes.num_jobs < self._queue_limits.capacity and not full_batch(
-            self._lanes.next_jobs, self._batch_limits
-        )
 
     async def _give_way(self, lane: Hashable, seconds: float, is_last: bool) -> None:
         """Charge this lane for a step of `seconds`; if its batch is now preempted, run due batches of others, up to their share.
