@@ -20,8 +20,8 @@ from service.errors import CostLimit, DeadlineExceeded, QueueFull
 
 # Seconds after which a long queue is not a burst.
 BURST_S = 0.1
-# An overload goes on until nothing was refused for this time. If large requests, a few in each batch, arrive at three times the
-# capacity, some batches pass without a refusal.
+# An overload goes on until its lane is empty and has refused nothing for this time. If large requests, a few in each batch,
+# arrive at three times the capacity, some batches pass without a refusal; a sooner end would let the next burst in.
 CALM_S = 4 * BURST_S
 # A queue with more batches than this is long. Fewer would make three callers, each with requests that fill a batch, an overload.
 MAX_BATCHES = 2
@@ -67,8 +67,7 @@ class Congestion:
     makes a long queue, which drains again. If much work stays after every batch and never shrinks, more arrives than is done.
     Invariants: Only a dispatch detects overload, so a stalled engine refuses nothing. A queue is long only if it exceeds both a
     number of batches and a time, so one rule fits any layer and machine. The time is estimated from the rate at which the lane
-    drains: between two batches the loop has other work, which takes longer than the batches under overload. Overload ends when
-    the lane is empty and has refused nothing for `CALM_S`; a sooner end would let the next burst in.
+    drains: between two batches the loop has other work, which takes longer than the batches under overload.
     """
 
     def __init__(self, wait_s: float, min_batches: int = 1) -> None:

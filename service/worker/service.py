@@ -1,7 +1,7 @@
 """Service: builds and joins one process's engine, batcher and layer registry, and starts and stops them.
 
-Invariants: A process listens while it loads layers, unless other processes are ready. A layer is served only after the engine has
-checked it with real forward passes. Shutdown settles every accepted request, and waits at most CLOSE_S for the threads.
+Invariants: A layer is served only after the engine has checked it with real forward passes. Shutdown settles every accepted
+request, and waits at most CLOSE_S for the threads.
 Tasks besides the batcher's (the named exceptions of `docs/decisions.md`): one loads layers, then sends heartbeats; one applies
 the desired state; one watches the steps of loads; one watches the keys file, if there is one.
 """
