@@ -12,7 +12,6 @@ from service.api.auth.access import Hosts, Limiter
 from service.api.request_body import BodyLimits
 from service.api.request_context import RequestContextLimits
 from service.batching.admission import QueueLimits
-from service.batching.engine_protocol import ComputeLimits
 from service.batching.policy import BatchLimits
 from service.http.connection import ConnectionLimits
 from service.http.request_parser import HeadLimits
@@ -52,7 +51,9 @@ def queue_limits(settings: Settings, step_s: float) -> QueueLimits:
         max_request_tokens=settings.max_request_tokens,
         max_request_cells=settings.max_request_cells,
         max_weights_bytes=settings.max_weights_bytes,
-        compute=ComputeLimits(max_s=settings.stuck_s, inline_s=INLINE_S, step_s=step_s),
+        max_step_s=settings.stuck_s,
+        inline_s=INLINE_S,
+        step_s=step_s,
     )
 
 

@@ -10,19 +10,18 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from service.batching.engine_protocol import ComputeLimits
 from service.batching.job import Cost, Work
 from service.batching.policy import BATCH_OVERHEAD_FLOPS, MAX_FLOPS_BETWEEN, Lanes
 from service.errors import CostLimit, DeadlineExceeded, QueueFull
 
 # Seconds after which a long queue is not a burst.
 BURST_S = 0.1
-# An overload goes on until nothing was refused for this time. If large requests, a few in each batch, arrive at three times the
-# capacity, some batches pass without a refusal.
+# An overload goes on until its lane is empty and has refused nothing for this time. If large requests, a few in each batch,
+# arrive at three times the capacity, some batches pass without a refusal; a sooner end would let the next burst in.
 CALM_S = 4 * BURST_S
 # A queue with more batches than this is long. Fewer would make three callers, each with requests that fill a batch, an overload.
 MAX_BATCHES = 2
@@ -53,12 +52,11 @@ class _Long(NamedTuple):
 
 
 class _Drain(NamedTuple):
-    """How fast a lane drains: flops and seconds of its earlier batches, and when the latest one was taken, with its flops."""
+    """How fast a lane drains: flops of its batches, seconds of those before the latest, and when that was taken."""
 
-    at: float
-    batch_flops: int
     flops: float
     seconds: float
+    at: float
 
 
 class Congestion:
@@ -69,8 +67,7 @@ class Congestion:
     makes a long queue, which drains again. If much work stays after every batch and never shrinks, more arrives than is done.
     Invariants: Only a dispatch detects overload, so a stalled engine refuses nothing. A queue is long only if it exceeds both a
     number of batches and a time, so one rule fits any layer and machine. The time is estimated from the rate at which the lane
-    drains: between two batches the loop has other work, which takes longer than the batches under overload. Overload ends when
-    the lane is empty and has refused nothing for `CALM_S`; a sooner end would let the next burst in.
+    drains: between two batches the loop has other work, which takes longer than the batches under overload.
     """
 
     def __init__(self, wait_s: float, min_batches: int = 1) -> None:
@@ -100,7 +97,7 @@ class Congestion:
         if before is not None and before.is_overloaded:
             self._long[lane] = before._replace(most=most)
             if not left_flops:
-                self._emptied(lane, now)
+                self.emptied(lane, now)
         elif left_flops <= max(MAX_BATCHES * batch_flops, in_time):
             self._long.pop(lane, None)
         elif before is None or left_flops < before.left_flops:
@@ -113,24 +110,19 @@ class Congestion:
         """Return the flops per second at which the lane has drained since it was last empty; infinite if unknown."""
         flops = seconds = 0.0
         if (before := self._drains.pop(lane, None)) is not None:
-            flops = (1 - FORGET) * (before.flops + before.batch_flops)
+            flops = (1 - FORGET) * before.flops
             seconds = (1 - FORGET) * (before.seconds + now - before.at)
         if left_flops:
-            self._drains[lane] = _Drain(now, batch_flops, flops, seconds)
+            self._drains[lane] = _Drain(flops + batch_flops, seconds, now)
         return flops / seconds if seconds else math.inf
-
-    def withdrawn(self, lane: Hashable, left_flops: int, now: float) -> None:
-        """Record that a job left the lane without being taken and `left_flops` stay."""
-        if not left_flops:
-            self._emptied(lane, now)
 
     def idle(self, now: float) -> None:
         """Record that nothing waits anywhere."""
         for lane in [*self._long]:
-            self._emptied(lane, now)
+            self.emptied(lane, now)
         self._drains.clear()
 
-    def _emptied(self, lane: Hashable, now: float) -> None:
+    def emptied(self, lane: Hashable, now: float) -> None:
         """End what lasted until the lane was empty; an overload in which a request was refused lately outlasts this."""
         self._drains.pop(lane, None)
         before = self._long.get(lane)
@@ -140,7 +132,7 @@ class Congestion:
     def refuse(self, lane: Hashable, queued_flops: int, now: float) -> float | None:
         """Return how long the lane has been overloaded if it refuses a request now; None if it does not."""
         if lane not in self._drains:  # no batch has left work since the lane was empty
-            self._emptied(lane, now)
+            self.emptied(lane, now)
         found = self._long.get(lane)
         if found is None or not found.is_overloaded or queued_flops < found.most:
             return None
@@ -204,21 +196,20 @@ class Speed:
         """
         if not self._batches or not (ahead.num_jobs or self._running.num_jobs):
             return 0.0
-        running, before, own, lane = map(self._seconds, (self._running, ahead, Work(flops, 1), same_lane))
-        passed_s, likely_s = now - self._began, math.inf
-        for running_s, ahead_s, own_s, lane_s in zip(running, before, own, lane, strict=True):
-            left_s = max(0.0, min(running_s - passed_s, most_left_s))
-            likely_s = min(likely_s, left_s + ahead_s + max(own_s, min(self._batch_s, own_s + lane_s)))
-        return likely_s
 
-    def _seconds(self, work: Work) -> tuple[float, float]:
-        """Return how long the work likely takes: by its flops, and by its number of jobs."""
-        return work.flops / self.rate, work.num_jobs * self._s_per_job
+        def likely_s(seconds: Callable[[Work], float]) -> float:
+            left_s = max(0.0, min(seconds(self._running) - (now - self._began), most_left_s))
+            own_s = seconds(Work(flops, 1))
+            return left_s + seconds(ahead) + max(own_s, min(self._batch_s, own_s + seconds(same_lane)))
+
+        return min(
+            likely_s(lambda work: work.flops / self.rate), likely_s(lambda work: work.num_jobs * self._s_per_job)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueLimits:
-    """What may wait, and for how long; `compute` limits the time of batches."""
+    """What may wait and for how long, and how long batches may take; all times in seconds."""
 
     capacity: int  # jobs
     max_bytes: int  # of input
@@ -228,7 +219,9 @@ class QueueLimits:
     max_request_tokens: int  # of one request, as the next two
     max_request_cells: int
     max_weights_bytes: int
-    compute: ComputeLimits
+    max_step_s: float  # a step of a batch that takes longer counts as stuck
+    inline_s: float  # a batch that likely ends within this time runs inline; 0: none does
+    step_s: float  # a batch is preempted after about this time
 
 
 class Admission:
@@ -324,7 +317,7 @@ class Admission:
         queue = lanes.jobs(lane)
         # A job that may run between two steps of the running batch waits for one step of it at most.
         may_run_between = lane != lanes.long_lane and flops <= MAX_FLOPS_BETWEEN
-        most_left_s = self._limits.compute.step_s if may_run_between else math.inf
+        most_left_s = self._limits.step_s if may_run_between else math.inf
         same_lane = Work(queue.flops, len(queue))
         likely_s = self.speed.finish_s(flops, lanes.ahead(lane, caller), same_lane, now, most_left_s)
         if likely_s > left_s:

@@ -18,7 +18,7 @@ from typing import Generic
 from service.batching.admission import Admission, QueueLimits
 from service.batching.engine_protocol import Engine, Observer
 from service.batching.job import NOTHING, Cost, Job, Outcome, P, R
-from service.batching.policy import MAX_FLOPS_BETWEEN, BatchLimits, FairQueue, Lanes, full_batch, take
+from service.batching.policy import MAX_FLOPS_BETWEEN, BatchLimits, FairQueue, Lanes, full_batch
 from service.batching.runner import Runner
 from service.errors import Draining, EngineDown, NotReady, ServiceError
 from service.loop_time import Clock
@@ -46,9 +46,8 @@ class Batcher(Generic[P, R]):
         self._speed, self._congestion = self._admission.speed, self._admission.congestion
         self._running: list[Job[P, R]] = []  # the batch in flight, settled members included
         self._preempted: list[Job[P, R]] = []  # the long batch that is preempted between two steps, likewise
-        self._runner = Runner(engine, clock, observer, self._speed, queue_limits.compute, self._give_way)
-        self._arrived = asyncio.Event()  # a job arrived, the queue shrank or a drain began: wakes the task
-        self._left = asyncio.Event()  # a job finished or left: wakes `drain`
+        self._runner = Runner(engine, clock, observer, self._speed, queue_limits, self._give_way)
+        self._changed = asyncio.Event()  # a job arrived, left or finished, or a drain began: wakes the task and `drain`
         self._task: asyncio.Task[None] | None = None
         self.is_draining = False
         self._is_stopping = False
@@ -103,7 +102,7 @@ class Batcher(Generic[P, R]):
         job: Job[P, R] = Job(payload, lane, cost, deadline=deadline, clock=self._clock, caller=caller)
         job.timer = self._clock.call_at(deadline, partial(self._expire, job))
         self._lanes.append(job)
-        self._arrived.set()
+        self._changed.set()
         self._report_queue()
         return job
 
@@ -130,14 +129,14 @@ class Batcher(Generic[P, R]):
     def begin_drain(self) -> None:
         """Admit nothing more; dispatch waiting jobs without waiting for others to join them."""
         self.is_draining = True
-        self._arrived.set()
+        self._changed.set()
 
     async def drain(self, timeout_s: float) -> int:
         """Admit nothing more and finish admitted jobs; after `timeout_s` fail the rest with Draining and return how many."""
         self.begin_drain()
         until = self._clock.now() + timeout_s
         while self.num_queued + self.num_running and self._clock.now() < until:
-            await self._wait(self._left, until)
+            await self._wait(until)
         return self.give_up()
 
     def give_up(self) -> int:
@@ -158,49 +157,46 @@ class Batcher(Generic[P, R]):
             await self._gather()
             await self._execute()
             # Under overload a loop tick takes longer than a full batch, so several full batches run in one tick.
-            full = full_batch(self._lanes.next_jobs, self._batch_limits) if self._lanes.num_jobs else []
+            full = full_batch(self._lanes.next_jobs, self._batch_limits)
             if not (full and self._runner.is_inline(full)):
                 await self._runner.yield_to_loop()
 
     async def _gather(self) -> None:
         """Return when a batch is due; the engine is idle meanwhile."""
-        if not self._lanes.num_jobs:
-            self._lanes.reset_shares()
+        lanes, capacity = self._lanes, self._queue_limits.capacity
+        if not lanes.num_jobs:
+            lanes.reset_shares()
             self._congestion.idle(self._clock.now())
-        while (due_at := self._due_at()) > self._clock.now():
-            await self._wait(self._arrived, due_at)
-        # Before an inline batch blocks the loop, take in arrived requests until a pass over the sockets adds no job.
+        # Any due lane counts: the next one may still wait for jobs, but the engine would be idle.
+        while lanes.num_jobs < capacity and (due_at := lanes.first_due_at(self._due_at)) > self._clock.now():
+            await self._wait(due_at)
+        # Before an inline batch that can grow blocks the loop, take in arrived requests until a pass over the sockets adds none.
         num_jobs = 0
-        while len(jobs := self._lanes.next_jobs) > num_jobs and self._could_grow() and self._runner.is_inline(jobs):
+        while (
+            len(jobs := lanes.next_jobs) > num_jobs
+            and lanes.num_jobs < capacity
+            and not full_batch(jobs, self._batch_limits)
+            and self._runner.is_inline(jobs)
+        ):
             num_jobs = len(jobs)
             await self._runner.take_in_arrivals()
 
-    async def _wait(self, event: asyncio.Event, until: float) -> None:
-        """Wait until the event is set again or until a time, which may be infinite."""
-        event.clear()
-        timer = self._clock.call_at(until, event.set) if math.isfinite(until) else None
+    async def _wait(self, until: float) -> None:
+        """Wait for the next change or until a time, which may be infinite."""
+        self._changed.clear()
+        timer = self._clock.call_at(until, self._changed.set) if math.isfinite(until) else None
         try:
-            await event.wait()
+            await self._changed.wait()
         finally:
             if timer is not None:
                 timer.cancel()
 
-    def _due_at(self) -> float:
-        """Return when the next batch is due: never if nothing waits, else at once unless it waits for more jobs."""
-        limits = self._queue_limits
-        if not self._lanes.num_jobs:
-            return math.inf
-        if limits.max_wait_s <= 0 or self.is_draining or self._lanes.num_jobs >= limits.capacity:
+    def _due_at(self, jobs: FairQueue[Job[P, R]]) -> float:
+        """Return when the next batch of this lane is due: at once unless it waits for more jobs."""
+        max_wait_s = self._queue_limits.max_wait_s
+        if max_wait_s <= 0 or self.is_draining or full_batch(jobs, self._batch_limits):
             return -math.inf
-        if self._lanes.is_any_full(self._batch_limits):  # maybe not the next lane's, but the engine would be idle
-            return -math.inf
-        return min(job.due_at(limits.max_wait_s) for job in self._lanes)
-
-    def _could_grow(self) -> bool:
-        """Whether the next batch would be larger if more jobs arrived."""
-        return self._lanes.num_jobs < self._queue_limits.capacity and not full_batch(
-            self._lanes.next_jobs, self._batch_limits
-        )
+        return min(job.due_at(max_wait_s) for job in jobs)
 
     async def _give_way(self, lane: Hashable, seconds: float, is_last: bool) -> None:
         """Charge this lane for a step of `seconds`; if its batch is now preempted, run due batches of others, up to their share.
@@ -216,19 +212,15 @@ class Batcher(Generic[P, R]):
         while self._lanes.num_jobs and (name := self._lanes.next_between(self._may_run_between)) is not None:
             await self._execute(name)
             await self._runner.take_in_arrivals()
-        self._lanes.resume()
         self._running, self._preempted = self._preempted, []
 
     def _may_run_between(self, jobs: FairQueue[Job[P, R]]) -> bool:
         """Whether a lane's next batch, made of these jobs, is due and short."""
-        if next(iter(jobs)).cost.flops > MAX_FLOPS_BETWEEN:
-            return False
-        due_at = min(job.due_at(self._queue_limits.max_wait_s) for job in jobs)
-        return self.is_draining or due_at <= self._clock.now() or bool(full_batch(jobs, self._batch_limits))
+        return next(iter(jobs)).cost.flops <= MAX_FLOPS_BETWEEN and self._due_at(jobs) <= self._clock.now()
 
     async def _execute(self, name: Hashable = None) -> None:
         """Take a batch (of lane `name`, if given), drop jobs that are over by now (`_is_over`), and run the rest."""
-        batch = take(self._lanes, self._batch_limits, name)
+        batch = self._lanes.take(self._batch_limits, name)
         if batch:
             lane, flops = batch[0].lane, sum([job.cost.flops for job in batch])
             self._congestion.dispatched(lane, flops, self._lanes.jobs(lane).flops, self._speed.rate, self._clock.now())
@@ -237,7 +229,7 @@ class Batcher(Generic[P, R]):
         self._report_queue()
         await self._runner.run(self._running)
         self._running = []
-        self._left.set()
+        self._changed.set()
 
     def _is_over(self, job: Job[P, R]) -> bool:
         """Whether no caller waits any more; fail a job whose deadline has passed although its timer has not fired yet."""
@@ -258,16 +250,16 @@ class Batcher(Generic[P, R]):
 
     def _forget(self, job: Job[P, R]) -> None:
         if self._lanes.remove(job):
-            self._congestion.withdrawn(job.lane, self._lanes.jobs(job.lane).flops, self._clock.now())
-            self._arrived.set()
+            if not self._lanes.jobs(job.lane):
+                self._congestion.emptied(job.lane, self._clock.now())
             self._report_queue()
-        self._left.set()
+        self._changed.set()
 
     def _fail_all(self, error: Callable[[], ServiceError]) -> int:
         """Fail every waiting or running job, each with an error of its own; return how many."""
         jobs = [*self._running, *self._preempted, *self._lanes.clear()]
         num_failed = sum(job.fail(error()) for job in jobs if not job.is_settled)
-        self._left.set()
+        self._changed.set()
         self._report_queue()
         return num_failed
 

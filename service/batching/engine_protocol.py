@@ -6,15 +6,13 @@ Invariants: An event is reported once, after the state has changed, on the loop.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from service.batching.job import BatchInfo
 
-# A step is stuck if it has not ended at this many checks, spread over `ComputeLimits.max_s`: a pause of the process adds none.
+# A step is stuck if it has not ended at this many checks, spread over `QueueLimits.max_step_s`: a pause of the process adds none.
 STUCK_CHECKS = 5
 
 P_contra = TypeVar("P_contra", contravariant=True)
@@ -40,15 +38,6 @@ class Engine(Protocol[P_contra, R_co]):
     """
 
     def run(self, batch: Sequence[P_contra], /, *, is_inline: bool) -> Future[Sequence[R_co] | Any]: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComputeLimits:
-    """Times of batches, in seconds."""
-
-    max_s: float  # a step that takes longer counts as stuck
-    inline_s: float  # a batch that likely ends within this time runs inline; 0: none does
-    step_s: float = math.inf  # a batch is preempted after about this time
 
 
 class Observer(Protocol):

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
@@ -36,14 +37,9 @@ LIGHT_IN_A_BATCH = 8
 class Waiting(Protocol):
     """The attributes of a job that the queue reads. Jobs hash by identity."""
 
-    @property
-    def lane(self) -> Hashable: ...
-
-    @property
-    def caller(self) -> Hashable: ...
-
-    @property
-    def cost(self) -> Cost: ...
+    lane: Hashable
+    caller: Hashable
+    cost: Cost
 
 
 J = TypeVar("J", bound=Waiting)
@@ -65,7 +61,7 @@ class _Caller(Generic[J]):
         return zip(itertools.accumulate(self.jobs.values(), initial=self.start), self.jobs, strict=False)
 
 
-class FairQueue(Collection[J]):
+class FairQueue(Generic[J]):
     """The jobs of one lane in the order in which they are to be served; `flops` is the work of all of them."""
 
     def __init__(self, start: int = 0) -> None:
@@ -79,9 +75,6 @@ class FairQueue(Collection[J]):
 
     def __len__(self) -> int:
         return self._num_jobs
-
-    def __contains__(self, job: object) -> bool:
-        return any(job in caller.jobs for caller in self._callers.values())
 
     def __iter__(self) -> Iterator[J]:
         if len(self._callers) == 1:
@@ -162,37 +155,24 @@ class Lanes(Totals, Generic[J]):
         self._lanes: dict[Hashable, FairQueue[J]] = {}
         self._debts: dict[Hashable, int] = {}  # start times of emptied lanes that are ahead of virtual time
         self._virtual_time = 0
-        self._served: Hashable = None  # the lane of the last batch
-        self._preempted: Hashable = None  # the lane of the preempted long batch
+        self.long_lane: Hashable = None
+        """The lane of the last batch that was not taken to run between two steps of another."""
         self._held: dict[Hashable, Totals] = {}
 
-    def __iter__(self) -> Iterator[J]:
-        return (job for lane in self._lanes.values() for job in lane)
-
     @property
-    def next_jobs(self) -> Collection[J]:
+    def next_jobs(self) -> FairQueue[J]:
         """The jobs of the lane that starts earliest in virtual time (of equals, the first created); empty if nothing waits."""
-        return min(self._lanes.values(), key=lambda lane: lane.start, default=())
-
-    @property
-    def long_lane(self) -> Hashable:
-        """The lane of the preempted batch, or of the last batch if none is preempted."""
-        return self._served if self._preempted is None else self._preempted
+        return min(self._lanes.values(), key=lambda lane: lane.start, default=None) or FairQueue()
 
     def preempt(self, name: Hashable, charge: float) -> None:
         """Record that the batch of that lane is preempted after a step that costs `charge` flops.
 
         The lane's start becomes the current virtual time; its earlier charge is dropped.
         """
-        self._preempted = name
         self._virtual_time += int(charge)
         self._debts.pop(name, None)
         if name in self._lanes:
             self._lanes[name].start = self._virtual_time
-
-    def resume(self) -> None:
-        """Record that the preempted batch resumes or has ended."""
-        self._preempted = None
 
     def charge_last_step(self, name: Hashable, charge: float) -> None:
         """Charge a lane for the step that ended its batch, since `preempt` has dropped the batch's earlier charge."""
@@ -204,12 +184,12 @@ class Lanes(Totals, Generic[J]):
     def next_between(self, may_run: Callable[[FairQueue[J]], bool]) -> Hashable | None:
         """Return the lane to run while a batch is preempted, or None. The preempted batch's own lane never runs."""
         starts = {name: lane.start for name, lane in self._lanes.items() if lane.start <= self._virtual_time}
-        others = [name for name in starts if name != self._preempted and may_run(self.jobs(name))]
+        others = [name for name in starts if name != self.long_lane and may_run(self.jobs(name))]
         return min(others, key=starts.__getitem__, default=None)
 
-    def is_any_full(self, limits: BatchLimits) -> bool:
-        """Whether the next batch of any lane is full."""
-        return any(full_batch(lane, limits) for lane in self._lanes.values())
+    def first_due_at(self, due_at: Callable[[FairQueue[J]], float]) -> float:
+        """Return the earliest time that `due_at` gives for a lane; infinite if nothing waits."""
+        return min(map(due_at, self._lanes.values()), default=math.inf)
 
     def jobs(self, name: Hashable) -> FairQueue[J]:
         """Return the jobs of a lane; empty if there is no such lane."""
@@ -246,19 +226,27 @@ class Lanes(Totals, Generic[J]):
                 self._debts[job.lane] = lane.start
         return True
 
-    def serve(self, name: Hashable, batch: Sequence[J]) -> None:
-        """Remove these jobs from a lane and charge the lane for them."""
-        lane = self._lanes[name]
-        self._served = name
+    def take(self, limits: BatchLimits, name: Hashable = None) -> list[J]:
+        """Take and charge the next batch, or one of lane `name` to run between two steps; empty only if nothing waits."""
+        if not self._lanes:
+            return []
+        batch, _ = _fitting(self.next_jobs if name is None else self._lanes[name], limits)
+        if name is not None:
+            done = itertools.accumulate(job.cost.flops for job in batch)
+            batch = [job for job, flops in zip(batch, done, strict=True) if flops <= MAX_FLOPS_BETWEEN]
+        else:
+            self.long_lane = batch[0].lane
+        lane = self._lanes[batch[0].lane]
         self._virtual_time = max(self._virtual_time, lane.start)
         lane.start += sum([job.cost.flops for job in batch]) + BATCH_OVERHEAD_FLOPS
         for job in batch:
             self.remove(job, is_served=True)
         self._debts = {debtor: start for debtor, start in self._debts.items() if start > self._virtual_time}
+        return batch
 
     def clear(self) -> list[J]:
         """Remove all jobs and return them."""
-        jobs = list(self)
+        jobs = [job for lane in self._lanes.values() for job in lane]
         for job in jobs:
             self.remove(job)
         return jobs
@@ -291,20 +279,7 @@ def size_class(cost: Cost, limits: BatchLimits) -> int:
     return 2 if fill > 1 else int(fill > 1 / LIGHT_IN_A_BATCH)
 
 
-def take(lanes: Lanes[J], limits: BatchLimits, name: Hashable = None) -> list[J]:
-    """Take the next batch from the lanes, or from lane `name` to run between two steps; empty only if nothing waits."""
-    if not lanes.num_jobs:
-        return []
-    batch, _ = _fitting(lanes.next_jobs if name is None else lanes.jobs(name), limits)
-    if name is not None:
-        done = itertools.accumulate(job.cost.flops for job in batch)
-        batch = [job for job, flops in zip(batch, done, strict=True) if flops <= MAX_FLOPS_BETWEEN]
-    name = batch[0].lane
-    lanes.serve(name, batch)
-    return batch
-
-
-def full_batch(jobs: Collection[J], limits: BatchLimits) -> list[J]:
+def full_batch(jobs: Iterable[J], limits: BatchLimits) -> list[J]:
     """Return the next batch of these jobs if it is full, else an empty list."""
     batch, is_full = _fitting(jobs, limits)
     return batch if is_full else []

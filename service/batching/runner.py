@@ -1,9 +1,8 @@
 """Runner: runs a batch on the engine, and its retries, until each of its jobs is settled; InlinePolicy says on which thread.
 
 Independent of callers, and of which jobs run together and when.
-Invariants: A batch too large for the memory is retried in halves; one that fails otherwise is retried job by job. Whatever the
-engine raises or returns becomes a result or a failure of that batch, never an exception of the loop. An exception other than a
-ServiceError is translated once, here; its text never reaches a caller. An engine that is down, or a step that does not end, ends
+Invariants: Whatever the engine raises or returns becomes a result or a failure of that batch, never an exception of the loop. The
+text of an exception other than a ServiceError never reaches a caller. An engine that is down, or a step that does not end, ends
 the run. A preempted batch resumes only while a caller waits for it. After inline batches have blocked the loop for about
 `inline_s` together, it gets time for other requests.
 """
@@ -14,14 +13,14 @@ import asyncio
 import contextlib
 import statistics
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic
 
-from service.batching.admission import SHORTEST_S, WINDOW, Speed
-from service.batching.engine_protocol import STUCK_CHECKS, ComputeLimits, Engine, Observer, Preempted
+from service.batching.admission import SHORTEST_S, WINDOW, QueueLimits, Speed
+from service.batching.engine_protocol import STUCK_CHECKS, Engine, Observer, Preempted
 from service.batching.job import BatchInfo, Job, P, R, Work
 from service.errors import CostLimit, EngineDown, EngineFailed, ServiceError
 from service.loop_time import Clock, Handle
@@ -105,19 +104,19 @@ class Runner(Generic[P, R]):
         clock: Clock,
         observer: Observer,
         speed: Speed,
-        limits: ComputeLimits,
+        limits: QueueLimits,
         after_step: AfterStep,
     ) -> None:
         self._engine = engine
         self._clock = clock
         self._observer = observer
         self._speed = speed
-        self._max_s = limits.max_s
+        self._max_s = limits.max_step_s
         self._after_step = after_step
         self._inline_policy = InlinePolicy(limits.inline_s)
         self._blocked_s = 0.0  # by inline batches, since the loop last had time for other requests
 
-    def is_inline(self, jobs: Collection[Job[P, R]]) -> bool:
+    def is_inline(self, jobs: Iterable[Job[P, R]]) -> bool:
         """Whether a batch of these jobs likely ends so soon that the loop may wait for it."""
         flops, sequences = sum([job.cost.flops for job in jobs]), sum([job.cost.sequences for job in jobs])
         return self._inline_policy.is_inline(next(iter(jobs)).lane, flops, sequences, self._blocked_s)

@@ -198,7 +198,8 @@ def _serve(settings: Settings, listener: socket.socket, channel: ControlChannel,
         channel.report(start_error=error.message)
         return EXIT_REFUSED
     try:
-        return server.run_to_end()
+        server.run()
+        return server.exit_code
     finally:
         telemetry.close()
         finish_logs()

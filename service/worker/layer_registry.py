@@ -1,10 +1,11 @@
-"""LayerRegistry: the layers that this process has on its engine, and which of them it serves.
+"""Layer registry: the layers that this process has and which it serves; Reconciler keeps it in line with the desired state.
 
-At the start it may load the whole directory; later it loads the layers that the desired state names. Must not know: HTTP, other
-processes, the author of the desired state.
+Must not know: HTTP, other processes, what decides the desired state.
 Invariants: The served layers are exchanged in one synchronous step, so a response is of one version. A version leaves the
 registry when the desired state drops it, and memory when the last request admitted with it ends. A layer that fails to load has
 a LayerError of its own; the others are served. A file may change at any time, so its digest is compared with the requested one.
+A state is acknowledged only after the registry has applied as much of it as it can. After the first load, a state is no longer
+applied when another replaces it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from torch import Tensor
 
@@ -21,41 +22,33 @@ from service.attention.spec import LayerSpec
 from service.errors import EngineDown, LayerError, LayerNotLoaded
 from service.layers.catalog import Catalog, ServedAttention, ServedLayer
 from service.layers.store import Store
+from service.loop_time import Clock
 from service.observability.telemetry import Telemetry
 from service.supervisor.status import DesiredState
+from service.worker.control_channel import ControlChannel
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-class Refusal(NamedTuple):
-    """Why this process cannot load a layer: a LayerError's message and `code`, without its traceback, which holds the tensors.
-
-    `is_file_changed`: the layer's file is not the version that the desired state names.
-    """
-
-    message: str
-    is_file_changed: bool
-    code: str
 
 
 class LayerRegistry:
     """`catalog` is None until the first layers are loaded.
 
     `fault` says why the last desired state cannot be served as it stands, `refusal` why its change cannot be made. They differ: a
-    layer that was missing before must not block a change of another layer, which may be the repair.
+    layer that was missing before must not block a change of another layer, which may be the repair. A `refusal` that is no
+    LayerNotLoaded says that the layer's file is not the version that the state names.
     """
 
     def __init__(self, store: Store, engine: Engine, telemetry: Telemetry) -> None:
         self.catalog: Catalog | None = None
         self.fault: str | None = None
-        self.refusal: Refusal | None = None
+        self.refusal: LayerError | None = None
         self._store = store
         self._engine = engine
         self._telemetry = telemetry
         self._attention: ServedAttention | None = None
         self._loaded: dict[tuple[str, str], ServedLayer] = {}  # by name and digest
-        self._refusals: dict[tuple[str, str], Refusal] = {}  # layers of the state applied last, by name and digest
+        self._refusals: dict[tuple[str, str], LayerError] = {}  # layers of the state applied last, by name and digest
         self._load_thread = ThreadPoolExecutor(1, thread_name_prefix="loading")
         # A second thread, so that another admin request does not delay the loading of a rollout in progress.
         self._digest_thread = ThreadPoolExecutor(1, thread_name_prefix="digests")
@@ -96,7 +89,7 @@ class LayerRegistry:
         if self._attention is None:
             self._attention = ServedAttention(await self._load_on_engine("attention without a layer", None, {}))
             self._telemetry.layer_loaded(self._attention.name, self._attention.loaded)
-        refusals: dict[tuple[str, str], Refusal] = {}
+        refusals: dict[tuple[str, str], LayerError] = {}
         for key in sorted(desired.loaded - self._loaded.keys()):
             if key in self._refusals and not is_retry and key[0] != desired.changed_layer:
                 refusals[key] = self._refusals[key]
@@ -104,7 +97,7 @@ class LayerRegistry:
             try:
                 await self._load(*key)
             except LayerError as error:
-                refusals[key] = Refusal(error.message, not isinstance(error, LayerNotLoaded), error.code)
+                refusals[key] = type(error)(error.message)  # without its traceback, which holds the tensors
         self._refusals = refusals
         self._serve(desired)
         first = next((refusals[key] for key in desired.layers.items() if key in refusals), None)
@@ -158,3 +151,81 @@ class LayerRegistry:
             return await asyncio.wrap_future(future)
         finally:
             del future  # it holds the error, whose traceback holds this frame and the layer's tensors
+
+
+class Reconciler:
+    """Applies desired states to the registry, and calls `acknowledge` with the version of each.
+
+    While there is no state (version 0), a process proposes what it found in the directory. Then it serves what that says, not
+    what the directory holds by then. A layer that could not be loaded is tried again after `retry_s`, because a missing file may
+    return, and not when another state arrives.
+    """
+
+    def __init__(
+        self,
+        registry: LayerRegistry,
+        channel: ControlChannel,
+        clock: Clock,
+        retry_s: float,
+        acknowledge: Callable[[int], None],
+    ) -> None:
+        self._registry = registry
+        self._channel = channel
+        self._clock = clock
+        self._retry_s = retry_s
+        self._acknowledge = acknowledge
+        self._checked = asyncio.Event()
+        self.applied = DesiredState()  # version 0 before the first
+        self._applying: tuple[DesiredState, asyncio.Task[None]] | None = None
+        self._retry_at = 0.0
+
+    def check(self) -> None:
+        """Check for another state or a due retry; stop applying a state that was replaced."""
+        self._checked.set()
+        if self._applying is not None and self._channel.service.desired.version != self._applying[0].version:
+            self._applying[1].cancel()
+
+    async def load(self, *, strict: bool) -> None:
+        """Load the first layers; raises LayerError if the directory cannot be served."""
+        while not self._channel.has_heard:
+            await self._check()
+        if self._channel.service.desired.version == 0:
+            self._channel.report(found=await self._registry.load_directory(strict=strict))
+        while self._channel.service.desired.version == 0:
+            await self._check()
+        self._channel.report(found=None)
+        await self._apply(self._channel.service.desired)
+
+    async def run(self) -> None:
+        """Apply every new state, until cancelled."""
+        while True:
+            await self._check()
+            desired = self._channel.service.desired
+            if desired.version != self.applied.version or (
+                self._registry.fault and self._clock.now() >= self._retry_at
+            ):
+                await self._apply_until_replaced(desired)
+
+    async def _check(self) -> None:
+        await self._checked.wait()
+        self._checked.clear()
+
+    async def _apply_until_replaced(self, desired: DesiredState) -> None:
+        """Apply a state until another replaces it: slow loading for an aborted change must not delay the next state."""
+        task = asyncio.ensure_future(self._apply(desired))
+        self._applying = desired, task
+        try:
+            await asyncio.wait([task])
+            if not task.cancelled():
+                task.result()
+        finally:
+            self._applying = None
+            task.cancel()
+
+    async def _apply(self, desired: DesiredState) -> None:
+        is_retry, had_fault = desired.version == self.applied.version, self._registry.fault is not None
+        await self._registry.apply(desired, is_retry=is_retry)
+        self.applied = desired
+        if is_retry or not had_fault:  # frequent changes of other layers must not put a retry off
+            self._retry_at = self._clock.now() + self._retry_s
+        self._acknowledge(desired.version)

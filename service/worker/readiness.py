@@ -22,8 +22,8 @@ from service.attention.engine import LayerCall
 from service.attention.masks import Sizes
 from service.batching.batcher import Batcher
 from service.batching.job import Cost
-from service.errors import ServiceError
-from service.layers.catalog import Catalog, Served, ServedAttention
+from service.errors import LayerNotLoaded, ServiceError
+from service.layers.catalog import Served, ServedAttention
 from service.observability.telemetry import PROBE, Telemetry
 from service.supervisor.status import State
 from service.worker.control_channel import ControlChannel
@@ -67,7 +67,7 @@ class Readiness:
         self._probe_timeout_s = PROBE_HEARTBEATS * heartbeat_s
         # With rare heartbeats: a layer becomes due just after one, is probed at the next, and the probe takes its time.
         self._stale_s = max(STALE_INTERVALS * probe_s, probe_s + heartbeat_s + self._probe_timeout_s)
-        self._reason: str | None = LOADING
+        self._given_up: str | None = None  # why this process is not ready for good
         self._write_error: str | None = None  # why the run directory cannot be written
         self._has_loaded = asyncio.Event()  # set when the layers are loaded, or never will be
         self._is_listening = False
@@ -77,7 +77,7 @@ class Readiness:
     @property
     def reason(self) -> str:
         """Why no layer can be served."""
-        return self._reason or LOADING
+        return self._given_up or LOADING
 
     async def may_listen(self) -> None:
         """Return when the port may open. If other processes serve, that is after the load: the kernel sends connections to every
@@ -94,8 +94,6 @@ class Readiness:
     def state_applied(self, version: int) -> None:
         """Record that the registry has applied that version of the desired state, and acknowledge it."""
         self._version = version
-        if self._reason == LOADING:
-            self._reason = None
         self._has_loaded.set()
         self.report()
 
@@ -106,8 +104,7 @@ class Readiness:
 
     def give_up(self, reason: str) -> None:
         """Make this process not ready for good; the first reason stays, and the next heartbeat reports it."""
-        if self._reason in (None, LOADING):
-            self._reason = reason
+        self._given_up = self._given_up or reason
         self._has_loaded.set()
 
     def why_not_ready(self) -> str | None:
@@ -115,25 +112,20 @@ class Readiness:
         return self._own_reason() or self._channel.why_not_ready
 
     def _own_reason(self) -> str | None:
-        if self._reason is not None:
-            return self._reason
+        catalog = self._registry.catalog
+        if self._given_up is not None or catalog is None or not self._has_loaded.is_set():
+            return self.reason
         if not self._is_listening:
             return NOT_LISTENING
         if not self._batcher.is_alive:
             return ENGINE_DOWN
-        catalog = self._registry.catalog
-        if catalog is None:
-            return LOADING
         if catalog.awaited:
             return self._registry.fault or "a layer is missing"
-        return self._why_stale(catalog) or self._write_error
-
-    def _why_stale(self, catalog: Catalog) -> str | None:
         for model in catalog.models():
             age = self._telemetry.seconds_since_answer(model.name)
             if age > self._stale_s:
                 return f'layer "{model.name}" has not answered for {age:.0f} s'
-        return None
+        return self._write_error
 
     async def probe(self) -> None:
         """Probe every layer that is due, all together, for at most `PROBE_HEARTBEATS`; a probe that fails raises nothing."""
@@ -166,7 +158,7 @@ class Readiness:
             reason=reason or "",
             version=self._version,
             refusal="" if refusal is None else refusal.message,
-            is_file_changed=refusal is not None and refusal.is_file_changed,
+            is_file_changed=refusal is not None and not isinstance(refusal, LayerNotLoaded),
         )
         self.check()
 

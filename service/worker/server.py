@@ -1,6 +1,5 @@
 """Server: runs uvicorn in one worker process, and drains it at its end.
 
-It holds uvicorn's configuration, the signals and the order of the drain.
 Must not know: routes, batches, the supervisor's decisions.
 Invariants: The first SIGTERM or SIGINT turns readiness off at once; requests are served as before for `delay_s`. Then the
 listener closes. An idle kept-alive connection may send one more request within LINGER_S; its response says `connection: close`.
@@ -30,7 +29,7 @@ from uvicorn.config import STARTUP_FAILURE
 from service import __version__
 from service.http.connection import Connection, ConnectionLimits, ConnectionSet
 from service.http.cycle import ReadAhead, WriteCoalescer
-from service.http.listener import BACKLOG, PAUSE_S, Listener
+from service.http.listener import PAUSE_S, Listener
 from service.observability.logs import finish_logs, get_logger
 from service.supervisor.supervisor import ANSWER_S, CUT_S
 
@@ -55,7 +54,7 @@ def _exit_at_once(exit_code: int) -> None:
 
 
 class Server(uvicorn.Server):
-    """`run_to_end` serves `application` on `listener` within `limits` and returns the exit code of the process.
+    """`run` serves `application` on `listener` within `limits` to the end; then the process exits with `exit_code`.
 
     It calls `service` once the port is open and at each step of the drain. `tls` has the files of the certificate and of
     its private key, in PEM; without the second the key is in the first too, and without both there is no TLS.
@@ -72,7 +71,23 @@ class Server(uvicorn.Server):
         grace_s: float,
         tls: tuple[Path | None, Path | None] = (None, None),
     ) -> None:
-        super().__init__(_config(application, tls))
+        config = uvicorn.Config(
+            application,
+            loop="uvloop",
+            http=Connection,
+            ws="none",
+            lifespan="on",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            headers=[("server", f"attention-service/{__version__.partition('.')[0]}")],
+            proxy_headers=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            ssl_certfile=tls[0],
+            ssl_keyfile=tls[1],
+        )
+        super().__init__(config)
         self.exit_code = 0
         self._service = service
         self._bound = listener
@@ -85,10 +100,6 @@ class Server(uvicorn.Server):
         self._connections = ConnectionSet()
         self.server_state.connections = self._connections  # type: ignore[assignment]
         self._tasks = self.server_state.tasks
-
-    def run_to_end(self) -> int:
-        self.run()
-        return self.exit_code
 
     def rebalance(self) -> None:
         """Shed the open connections after another process has joined: each ends with its next response.
@@ -232,24 +243,3 @@ class Server(uvicorn.Server):
                     if self._tasks:
                         await asyncio.wait(self._tasks)
         return not (self._connections or self._tasks)
-
-
-def _config(application: Any, tls: tuple[Path | None, Path | None]) -> uvicorn.Config:
-    certificate, key = tls
-    return uvicorn.Config(
-        application,
-        loop="uvloop",
-        http=Connection,
-        ws="none",
-        lifespan="on",
-        interface="asgi3",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        headers=[("server", f"attention-service/{__version__.partition('.')[0]}")],
-        proxy_headers=False,
-        backlog=BACKLOG,
-        timeout_keep_alive=KEEP_ALIVE_S,
-        ssl_certfile=certificate,
-        ssl_keyfile=key,
-    )

@@ -1,7 +1,7 @@
 """Service: builds and joins one process's engine, batcher and layer registry, and starts and stops them.
 
-Invariants: A process listens while it loads layers, unless other processes are ready. A layer is served only after the engine has
-checked it with real forward passes. Shutdown settles every accepted request, and waits at most CLOSE_S for the threads.
+Invariants: A layer is served only after the engine has checked it with real forward passes. Shutdown settles every accepted
+request, and waits at most CLOSE_S for the threads.
 Tasks besides the batcher's (the named exceptions of `docs/decisions.md`): one loads layers, then sends heartbeats; one applies
 the desired state; one watches the steps of loads; one watches the keys file, if there is one.
 """
@@ -41,10 +41,9 @@ from service.observability.telemetry import Telemetry
 from service.settings import Settings
 from service.supervisor.supervisor import CLOSE_S, EXIT_ENGINE_DOWN, EXIT_FAILED, EXIT_REFUSED
 from service.worker.control_channel import ControlChannel
-from service.worker.layer_registry import LayerRegistry
+from service.worker.layer_registry import LayerRegistry, Reconciler
 from service.worker.layer_rollout import LayerRollout
 from service.worker.readiness import ENGINE_DOWN, Readiness
-from service.worker.reconciler import Reconciler
 
 # How often an overloaded process looks at its heap between two heartbeats; with one look instead memory peaks 50 MiB higher.
 NUM_LOOKS = 4
@@ -236,10 +235,7 @@ class Service:
                 await self.batcher.ended_within(self.settings.heartbeat_s / NUM_LOOKS)
                 if self.batcher.num_overloaded:
                     await asyncio.to_thread(self._heap.give_back, OVERLOAD_GROWTH_BYTES)
-        # This process can compute nothing any more: the supervisor replaces it.
-        self.readiness.give_up(ENGINE_DOWN)
-        self._heartbeat()
-        self._leave(EXIT_ENGINE_DOWN)
+        raise EngineDown(ENGINE_DOWN)  # this process can compute nothing any more: the supervisor replaces it
 
     def _refuse_to_start(self, error: ServiceError) -> None:
         self._channel.report(start_error=error.message)

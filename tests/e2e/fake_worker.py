@@ -154,7 +154,8 @@ def work(options):
     times = dict(delay_s=options.delay, grace_s=options.grace)
     server = Server(app, app, bind("127.0.0.1", options.port), limits, **times)  # type: ignore[arg-type]
     channel.ended = server.supervisor_ended
-    return server.run_to_end()
+    server.run()
+    return server.exit_code
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def plant() -> None:
     """The old fault: any version of the desired state was taken for the missing one, and nothing reported what was missing."""
     from service.errors import LayerError
     from service.supervisor.status import DesiredState
-    from service.worker.layer_registry import LayerRegistry, Refusal
+    from service.worker.layer_registry import LayerRegistry
 
     async def apply(self: LayerRegistry, desired: DesiredState, *, is_retry: bool = False) -> None:
         errors: dict[str, LayerError] = {}
@@ -61,11 +61,7 @@ def plant() -> None:
                 errors[name] = error
         self._serve(desired)
         missing = {name: errors[name] for name, digest in desired.layers.items() if (name, digest) not in self._loaded}
-        self.refusal = (
-            Refusal(missing[desired.changed_layer].message, is_file_changed=True, code=LayerError.code)
-            if desired.changed_layer in missing
-            else None
-        )
+        self.refusal = LayerError(missing[desired.changed_layer].message) if desired.changed_layer in missing else None
 
     LayerRegistry.apply = apply  # type: ignore[method-assign]
 

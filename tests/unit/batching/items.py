@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from itertools import count
 
 from hypothesis import strategies as st
 
 from service.batching.job import Cost
-from service.batching.policy import BatchLimits, Lanes, take
+from service.batching.policy import BatchLimits, Lanes
 
 WIDE = BatchLimits(max_requests=10**6, max_tokens=10**9, max_cells=10**12, max_weights_bytes=10**12)
 
@@ -21,9 +22,9 @@ def cost(tokens: int = 1, *, cells: int = 1, weights_bytes: int = 0, input_bytes
 
 @dataclass(eq=False)
 class Item:
-    lane: str = "a"
+    lane: Hashable = "a"
     cost: Cost = field(default_factory=cost)
-    caller: str | None = None
+    caller: Hashable = None
     number: int = field(default_factory=count().__next__)
 
     def __repr__(self) -> str:
@@ -39,7 +40,7 @@ def lanes_of(items) -> Lanes[Item]:
 
 def drained(lanes: Lanes[Item], limits: BatchLimits) -> list[list[Item]]:
     batches = []
-    while batch := take(lanes, limits):
+    while batch := lanes.take(limits):
         batches.append(batch)
     return batches
 

@@ -11,7 +11,6 @@ from typing import Any, Self
 
 from service.batching.admission import QueueLimits
 from service.batching.batcher import Batcher
-from service.batching.engine_protocol import ComputeLimits
 from service.batching.job import Cost, Job, Outcome
 from service.batching.policy import BatchLimits
 from tests.doubles import GateEngine, ManualClock, RecordingObserver, turns
@@ -74,7 +73,9 @@ class Room:
                 max_request_tokens=max_request_tokens,
                 max_request_cells=max_request_cells,
                 max_weights_bytes=max_weights_bytes,
-                compute=ComputeLimits(max_s=max_compute_s, inline_s=inline_s, step_s=step_s),
+                max_step_s=max_compute_s,
+                inline_s=inline_s,
+                step_s=step_s,
             ),
             self.clock,
             self.heard,

@@ -239,6 +239,27 @@ def test_sustained_overload_limits_the_queue_to_100_ms_of_work_and_batches_stay_
     run(main)
 
 
+def test_clients_that_leave_end_an_overload_only_with_the_last_one():
+    async def main():
+        async with Room(capacity=1000, max_requests=4, standing_wait_s=0.1) as room:
+            await room.send_running("x")
+            overload = Overload(room)
+            await overload.go_on(40)
+            room.clock.advance(1.0)  # longer than CALM_S
+            *others, last = [client for client in overload.clients if not client.done()][4:]  # four are computed
+            for client in others:
+                client.cancel()
+            await turns()
+            assert (room.batcher.num_queued, room.batcher.num_running, room.batcher.num_overloaded) == (1, 4, 1)
+            last.cancel()
+            await turns()
+            assert (room.batcher.num_queued, room.batcher.num_running, room.batcher.num_overloaded) == (0, 4, 0)
+            room.engine.open()
+            await turns()
+
+    run(main)
+
+
 def test_with_load_shedding_off_only_the_capacity_bounds_the_queue():
     async def main():
         async with Room(capacity=200, max_requests=4) as room:

@@ -56,7 +56,7 @@ def test_the_rate_of_a_lane_forgets_what_was_before_it_was_empty():
     found, fast = Congestion(WAIT_S), 1000 * BATCH
     for number in range(100):
         found.dispatched("a", BATCH, 200 * BATCH, fast, number * 0.004)
-    found.withdrawn("a", 0, 59.0)
+    found.emptied("a", 59.0)
     for number in range(200):
         found.dispatched("a", BATCH, 200 * BATCH, fast, 60.0 + number * 0.001)
     assert found.refuse("a", 99 * BATCH, 61.0) is None
@@ -98,7 +98,7 @@ def dispatched(found: Congestion, now: float) -> None:
 
 
 def withdrawn(found: Congestion, now: float) -> None:
-    found.withdrawn("a", 0, now)
+    found.emptied("a", now)
 
 
 EMPTIED = [dispatched, withdrawn, Congestion.idle]
@@ -108,7 +108,6 @@ EMPTIED = [dispatched, withdrawn, Congestion.idle]
 def test_an_overload_ends_with_an_empty_lane_that_refused_nothing(emptied):
     found = after(MOST + 1, MOST + 1)
     found.dispatched("a", BATCH, 1, RATE, 0.2)
-    found.withdrawn("a", 1, 0.2)
     assert found.num_overloaded == 1, "something waits"
     emptied(found, 0.2)
     assert (found.num_overloaded, found.has_long_queue) == (0, False)

@@ -254,6 +254,26 @@ def test_a_request_that_may_run_between_two_steps_is_not_refused_for_the_length_
     run(main)
 
 
+def test_after_a_step_in_which_another_lane_ran_its_jobs_still_wait_for_one_step_at_most():
+    async def main():
+        async with Room(step_s=0.025) as room:
+            await whale(room)
+            minnow = room.send("minnow", "shallow")
+            await step(room, 0.025)
+            room.clock.advance(1.0)
+            room.engine.release()
+            await ended(minnow)
+            assert room.engine.in_hand == ["whale"]
+            own, other = room.send("own", "deep", timeout_s=1.5), room.send("other", "shallow", timeout_s=1.5)
+            await turns()
+            assert isinstance(error_of(own), DeadlineExceeded), "it runs after the long batch"
+            assert not other.done()
+            room.engine.open()
+            await turns(20)
+
+    run(main)
+
+
 @pytest.mark.parametrize(("timeout_s", "last_s"), [(60.0, 2.0), (4.0, 1.0)])
 def test_between_two_steps_too_a_batch_waits_for_max_wait_ms_or_half_of_the_time_to_a_deadline(timeout_s, last_s):
     async def main():

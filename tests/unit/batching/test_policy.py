@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Hashable
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.batching.policy import Lanes, full_batch, size_class, take
+from service.batching.policy import Lanes, full_batch, size_class
 from tests.unit.batching.items import (
     WIDE,
     Item,
@@ -40,7 +41,7 @@ def test_the_policy_always_progresses_and_takes_each_job_once(waiting, bounds):
 
 @given(items, some_limits)
 def test_a_batch_has_one_lane_and_keeps_the_order_of_one_caller(waiting, bounds):
-    served: dict[str, list[Item]] = {}
+    served: dict[Hashable, list[Item]] = {}
     for batch in drained(lanes_of(waiting), bounds):
         assert len({item.lane for item in batch}) == 1
         served.setdefault(batch[0].lane, []).extend(batch)
@@ -53,7 +54,7 @@ def test_a_batch_is_as_large_as_its_lane_and_the_limits_allow(waiting, bounds):
     lanes = lanes_of(waiting)
     while lanes.num_jobs:
         jobs = list(lanes.next_jobs)
-        batch = take(lanes, bounds)
+        batch = lanes.take(bounds)
         assert jobs[: len(batch)] == batch
         assert len(batch) == len(jobs) or not keeps(jobs[: len(batch) + 1], bounds)
 
@@ -65,12 +66,12 @@ def test_a_later_job_of_the_same_caller_never_joins_a_full_batch(waiting, bounds
     if waiting:
         late = Item(next(iter(lanes.next_jobs)).lane, late.cost)
     with_late.append(late)
-    joined = late in take(with_late, bounds)
+    joined = late in with_late.take(bounds)
     assert not (full and joined)
 
 
 def test_an_empty_queue_gives_no_batch_and_is_not_full():
-    assert take(Lanes(), WIDE) == []
+    assert Lanes().take(WIDE) == []
     assert not full_batch(Lanes().next_jobs, WIDE)
 
 

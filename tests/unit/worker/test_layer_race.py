@@ -21,10 +21,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from service.errors import InvalidInput, LayerChanged, LayerError, LayerMissing, LayerNotFound, NotReady
 from service.supervisor.coordinator import MAX_AGE_S, Coordinator
 from service.supervisor.status import Phase, ServiceStatus
-from service.worker.layer_registry import LayerRegistry
+from service.worker.layer_registry import LayerRegistry, Reconciler
 from service.worker.layer_rollout import LayerRollout
 from service.worker.readiness import Readiness
-from service.worker.reconciler import Reconciler
 from tests.doubles import LocalChannel, ManualClock, turns
 
 NUM_PROCESSES = 2

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from service.errors import DeadlineExceeded
+from service.errors import DeadlineExceeded, LayerError, LayerMissing, LayerNotLoaded
 from service.supervisor.status import ServiceStatus, State, WorkerStatus
 from service.worker import readiness
-from service.worker.layer_registry import Refusal
 from service.worker.readiness import DRAINING, LOADING, NOT_LISTENING, Readiness
 
 
@@ -189,10 +188,14 @@ def test_a_process_that_drains_because_of_a_fault_reports_the_fault(process):
     assert process.readiness.why_not_ready() == "an internal fault"
 
 
-def test_an_acknowledgement_and_the_refusal_of_its_change_are_one_report(process):
-    process.registry.refusal = Refusal("no memory", is_file_changed=False, code="layer_not_loaded")
+@pytest.mark.parametrize(
+    ("kind", "is_file_changed"), [(LayerNotLoaded, False), (LayerError, True), (LayerMissing, True)]
+)
+def test_an_acknowledgement_and_the_refusal_of_its_change_are_one_report(process, kind, is_file_changed):
+    process.registry.refusal = kind("a reason")
     process.readiness.state_applied(3)
-    assert process.channel.status == WorkerStatus(State.STARTING, NOT_LISTENING, 3, "no memory")
+    expected = WorkerStatus(State.STARTING, NOT_LISTENING, 3, "a reason", is_file_changed=is_file_changed)
+    assert process.channel.status == expected
 
 
 def test_the_others_are_the_reason_of_a_process_that_is_ready_itself(process):

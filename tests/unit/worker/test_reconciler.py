@@ -11,7 +11,7 @@ import pytest
 
 from service.supervisor.coordinator import Coordinator
 from service.supervisor.status import DesiredState, Phase
-from service.worker.reconciler import Reconciler
+from service.worker.layer_registry import Reconciler
 from tests.doubles import LocalChannel, ManualClock, turns
 
 FIRST = DesiredState(1, Phase.SETTLED, {"a": "1"})
