@@ -177,7 +177,6 @@ def _serve(settings: Settings, listener: socket.socket, channel: ControlChannel,
     """Serve to the end of the process, then write out its metrics, logs and spans; return the exit code."""
     from service.observability.logs import finish_logs
     from service.observability.metrics import Metrics
-    from service.observability.shared_values import Shared
     from service.observability.telemetry import Telemetry
     from service.supervisor.run_directory import RunDirectory
     from service.supervisor.supervisor import EXIT_REFUSED
@@ -190,7 +189,7 @@ def _serve(settings: Settings, listener: socket.socket, channel: ControlChannel,
     run = RunDirectory(run_dir)
     with contextlib.suppress(OSError):  # the first heartbeat reports it
         run.restore()
-    metrics = Metrics(Shared(run.metrics, slot))
+    metrics = Metrics(run.metrics, slot)
     telemetry = Telemetry(metrics, time.monotonic, None if export is None else export.tracer)
     try:
         server = _server(settings, listener, telemetry, channel, lambda: any([run.restore(), metrics.values.restore()]))
@@ -200,7 +199,7 @@ def _serve(settings: Settings, listener: socket.socket, channel: ControlChannel,
     try:
         return server.run_to_end()
     finally:
-        telemetry.close()
+        metrics.values.close()
         finish_logs()
         if channel.is_orphaned:
             run.close()
