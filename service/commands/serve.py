@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import sys
-import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -190,7 +189,7 @@ def _serve(settings: Settings, listener: socket.socket, channel: ControlChannel,
     with contextlib.suppress(OSError):  # the first heartbeat reports it
         run.restore()
     metrics = Metrics(run.metrics, slot)
-    telemetry = Telemetry(metrics, time.monotonic, None if export is None else export.tracer)
+    telemetry = Telemetry(metrics, None if export is None else export.tracer)
     try:
         server = _server(settings, listener, telemetry, channel, lambda: any([run.restore(), metrics.values.restore()]))
     except ServiceError as error:

@@ -20,7 +20,7 @@ from typing import Any, TextIO
 import orjson
 
 from service import __version__
-from service.loop_time import Clock, Handle, LoopClock, LoopTick
+from service.loop_time import Clock, LoopClock, LoopTick
 from service.observability.line_writer import LineWriter, timestamp
 
 # structlog imports rich if it is installed, to colour a terminal. Only the command line needs it; it costs a process 4 MB. None
@@ -133,8 +133,8 @@ RefusalKind = tuple[str, int, str]
 class RefusalLimit:
     """Limits the lines of identical refusals; `report` gets the number of those without a line, once per window and kind.
 
-    In a window the first REFUSAL_LINES of each kind have a line. If there are more, the kind has no line in the next windows,
-    until one of them has at most REFUSAL_LINES. The clock calls back only if there is something to report.
+    A window begins with the first refusal. In it the first REFUSAL_LINES of each kind have a line. If there are more, the kind
+    has no line in the windows that follow at once, until one of them has at most REFUSAL_LINES.
     """
 
     def __init__(self, clock: Clock, report: Callable[[RefusalKind, int], object]) -> None:
@@ -142,29 +142,18 @@ class RefusalLimit:
         self._report = report
         self._counts: dict[RefusalKind, int] = {}
         self._floods: frozenset[RefusalKind] = frozenset()
-        self._ends_at = float("-inf")
-        self._timer: Handle | None = None
+        self._is_timed = False
 
     def admits(self, kind: RefusalKind) -> bool:
         """Count this refusal; return whether it has a line of its own."""
-        now = self._clock.now()
-        if now >= self._ends_at:
-            self.close()
-            if now >= self._ends_at + REFUSAL_WINDOW_S:
-                self._floods = frozenset()
-            self._ends_at = now + REFUSAL_WINDOW_S
+        if not self._is_timed:
+            self._start_window()
         count = self._counts[kind] = self._counts.get(kind, 0) + 1
-        if count <= self._limit(kind):
-            return True
-        if self._timer is None:
-            self._start_timer()
-        return False
+        return count <= self._limit(kind)
 
     def close(self) -> None:
         """End the window: report the refusals that have no line of their own."""
         counts, self._counts = self._counts, {}
-        if not counts:
-            return  # the timer has closed this window already
         for kind, count in counts.items():
             if count > self._limit(kind):
                 self._report(kind, count - self._limit(kind))
@@ -173,16 +162,16 @@ class RefusalLimit:
     def _limit(self, kind: RefusalKind) -> int:
         return 0 if kind in self._floods else REFUSAL_LINES
 
-    def _start_timer(self) -> None:
-        with contextlib.suppress(RuntimeError):  # no loop: the next refusal reports
-            self._timer = self._clock.call_at(self._ends_at, self._time_out)
+    def _start_window(self) -> None:
+        with contextlib.suppress(RuntimeError):  # no loop: `close` reports
+            self._clock.call_at(self._clock.now() + REFUSAL_WINDOW_S, self._time_out)
+            self._is_timed = True
 
     def _time_out(self) -> None:
-        self._timer = None
-        if self._clock.now() < self._ends_at:  # another window has begun
-            self._start_timer()
-        else:
-            self.close()
+        self._is_timed = False
+        self.close()
+        if self._floods:
+            self._start_window()
 
 
 def _chunks(lines: Iterable[str]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import collections
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 
 from opentelemetry.trace import Tracer
 
@@ -31,12 +31,11 @@ PROBE = "probe"
 
 
 class Telemetry:
-    """Receives all events of batching and the API; `now` is monotonic seconds. With a `tracer`, batches are spans."""
+    """Receives all events of batching and the API. With a `tracer`, batches are spans."""
 
-    def __init__(self, metrics: Metrics, now: Callable[[], float], tracer: Tracer | None = None) -> None:
+    def __init__(self, metrics: Metrics, tracer: Tracer | None = None) -> None:
         self.metrics = metrics
         self.tracer = tracer
-        self._now = now
         self._log = get_logger()
         self._answered_at: dict[str, float] = {}
         self._sampled = 0.0, 0, 0  # seconds computed, filler rows and lost log lines at the last `sample`
@@ -93,7 +92,7 @@ class Telemetry:
 
     def batch_done(self, lane: Hashable, batch: BatchInfo, compute_s: float) -> None:
         layer, metrics = _layer_of(lane), self.metrics
-        self._answered_at[layer] = self._now()
+        self._answered_at[layer] = time.monotonic()
         if isinstance(lane, tuple) and lane[-1] == PROBE:
             return  # no client requested it, so no metric may count it
         self._layers[layer].batches += 1
@@ -141,7 +140,7 @@ class Telemetry:
             self.metrics.request_seconds.labels(route)
 
     def layer_loaded(self, name: str, loaded: LoadedLayer) -> None:
-        self._answered_at[name] = self._now()
+        self._answered_at[name] = time.monotonic()
         self.metrics.load_seconds.labels(name).set(loaded.seconds)
         for series in (self.metrics.queue_seconds, self.metrics.compute_seconds):
             series.labels(name)  # begins at zero, so that rates see the first event
@@ -166,7 +165,7 @@ class Telemetry:
         Series of other names are no longer shown.
         """
         self.metrics.served = frozenset(names)
-        now = self._now()
+        now = time.monotonic()
         self._answered_at = {name: self._answered_at.get(name, now) for name in names}
         self._log.info("layers_served", layers=num_layers)
 
@@ -192,7 +191,7 @@ class Telemetry:
 
     def seconds_since_answer(self, name: str) -> float:
         """Return the seconds since the layer's last answer; its load, with the self-check, counts as one."""
-        return self._now() - self._answered_at.get(name, float("-inf"))
+        return time.monotonic() - self._answered_at.get(name, float("-inf"))
 
     def sample(self, engine: Engine) -> None:
         """Add what no event reports (memory, the engine's work and the lost log lines) and the sums of the layers, and write."""

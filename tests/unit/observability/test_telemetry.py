@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -27,7 +26,7 @@ class Readable:
     """Telemetry whose series a test can read by name."""
 
     def __init__(self):
-        self.telemetry = Telemetry(lone_metrics(), time.monotonic)
+        self.telemetry = Telemetry(lone_metrics())
 
     def value(self, name, **labels):
         return samples(self.telemetry.metrics.render()).get((f"attention_{name}", tuple(sorted(labels.items()))))
@@ -211,7 +210,7 @@ COUNTED = {"received": 3, "requests": 1, "cancelled": 1}
 
 def test_requests_of_a_loop_tick_are_in_the_files_once_at_its_end_or_at_a_sample(tmp_path):
     async def story():
-        telemetry = Telemetry(Metrics(tmp_path, 0), time.monotonic)
+        telemetry = Telemetry(Metrics(tmp_path, 0))
         receive_and_end(telemetry)
         assert set(received_and_ended(telemetry).values()) == {0}
         telemetry.sample(engine())
@@ -227,7 +226,7 @@ def test_requests_of_a_loop_tick_are_in_the_files_once_at_its_end_or_at_a_sample
 
 
 def test_requests_of_an_unfinished_loop_tick_are_counted_at_the_end_of_the_process(tmp_path):
-    telemetry = Telemetry(Metrics(tmp_path, 0), time.monotonic)
+    telemetry = Telemetry(Metrics(tmp_path, 0))
 
     async def story():
         receive_and_end(telemetry)
