@@ -75,7 +75,7 @@ def serve(
 def _check_start(settings: Settings) -> None:
     """Raise ServiceError if descriptors, keys, TLS files or the exporter would make the start of every worker fail."""
     from service.settings import SettingsError
-    from service.supervisor.descriptors import max_connections
+    from service.supervisor.processes import max_connections
 
     max_connections(settings.max_connections)
     if settings.api_keys_file is not None:
@@ -153,8 +153,7 @@ def _run(settings: Settings, port: int, slot: int, descriptor: int, run_dir: Pat
     """Open the channel to the supervisor and the port, import torch, and serve; return the exit code of the process."""
     from service.http.listener import BACKLOG
     from service.supervisor.channel import MAX_SUPERVISOR_BYTES, Channel
-    from service.supervisor.descriptors import max_connections, raise_descriptor_limit
-    from service.supervisor.processes import bind, unbuffer_streams
+    from service.supervisor.processes import bind, max_connections, raise_descriptor_limit, unbuffer_streams
     from service.worker.control_channel import ControlChannel
 
     unbuffer_streams()
