@@ -29,11 +29,11 @@ MAX_WAITING_BYTES = 2**16
 FINISH_S = 0.2
 
 
-def log_line(level: str, event: str, **fields: object) -> str:
+def log_line(level: str, event: str, **fields: object) -> bytes:
     """Return one JSON line like those of `observability/logs.py`; None is left out."""
     head = {"timestamp": timestamp(time.time_ns()), "level": level, "event": event, "version": __version__}
     line = {name: value for name, value in {**head, **fields}.items() if value is not None}
-    return json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n"
+    return json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
 
 
 class LineWriter:
@@ -47,23 +47,19 @@ class LineWriter:
         self._waiting_bytes = 0
         self._lock = threading.RLock()
 
-    def write(self, text: str) -> None:
+    def write(self, lines: bytes) -> None:
         """Write whole lines, at most PIPE_BUF bytes together: a pipe takes all of them or none."""
-        rest = text.encode()
         with self._lock:
             if self._waiting or self._num_unreported:
                 self.flush()
-            if not self._waiting:
-                rest = self._put(rest)
-            if not rest:
-                return
-            if self._waiting_bytes + len(rest) <= MAX_WAITING_BYTES:
-                self._waiting.append(rest)
-                self._waiting_bytes += len(rest)
-            else:
-                num_lines = text.count("\n")
+            if self._waiting_bytes + len(lines) > MAX_WAITING_BYTES:
+                num_lines = lines.count(b"\n")
                 self.num_dropped += num_lines
                 self._num_unreported += num_lines
+                return
+            self._waiting.append(lines)
+            self._waiting_bytes += len(lines)
+            self.flush()
 
     def flush(self) -> None:
         """Write what waits, as far as there is room."""
@@ -98,6 +94,6 @@ class LineWriter:
         if not self._num_unreported:
             return b""
         num_lines, self._num_unreported = self._num_unreported, 0
-        report = log_line("warning", "log_lines_dropped", lines=num_lines).encode()
+        report = log_line("warning", "log_lines_dropped", lines=num_lines)
         self._waiting_bytes += len(report)
         return report

@@ -15,7 +15,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from typing import Any, TextIO
+from typing import Any, BinaryIO
 
 import orjson
 
@@ -41,7 +41,7 @@ REFUSAL_WINDOW_S = 1.0
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 
 
-def configure_logs(level: str, stream: LineWriter | TextIO | None = None, *, worker: int | None = None) -> None:
+def configure_logs(level: str, stream: LineWriter | BinaryIO | None = None, *, worker: int | None = None) -> None:
     """Configure logs once per process, before its first line; `stream` is stdout except in tests.
 
     Every line carries the number of the `worker`.
@@ -91,7 +91,7 @@ def finish_logs() -> None:
 class _Lines:
     """The output of structlog; joins lines, up to MAX_LINE_BYTES, into one write."""
 
-    def __init__(self, stream: LineWriter | TextIO, level: int) -> None:
+    def __init__(self, stream: LineWriter | BinaryIO, level: int) -> None:
         self.level = level
         self._stream = stream
         self._refusals = RefusalLimit(LoopClock(), self._suppressed)
@@ -115,7 +115,7 @@ class _Lines:
         route, status, code = kind
         get_logger().info("refusals_suppressed", route=route, status=status, code=code, count=count)
 
-    def write(self, *later: str) -> None:
+    def write(self, *later: bytes) -> None:
         """Write the deferred lines, and then those."""
         deferred, self._deferred = self._deferred, []
         lines = [_line("info", "request", fields.items(), at_ns) for at_ns, fields in deferred]
@@ -174,19 +174,16 @@ class RefusalLimit:
             self._start_window()
 
 
-def _chunks(lines: Iterable[str]) -> Iterator[str]:
-    """Yield the lines, joined up to the size that a pipe takes whole; a line beyond ASCII counts four bytes per character."""
-    joined: list[str] = []
-    size = 0
+def _chunks(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the lines, joined up to the size that a pipe takes whole."""
+    chunk = b""
     for line in lines:
-        num_bytes = len(line) if line.isascii() else 4 * len(line)
-        if joined and size + num_bytes > MAX_LINE_BYTES:
-            yield "".join(joined)
-            joined, size = [], 0
-        joined.append(line)
-        size += num_bytes
-    if joined:
-        yield "".join(joined)
+        if chunk and len(chunk) + len(line) > MAX_LINE_BYTES:
+            yield chunk
+            chunk = b""
+        chunk += line
+    if chunk:
+        yield chunk
 
 
 _stdout = LineWriter(1)
@@ -206,12 +203,12 @@ class _LibraryHandler(logging.Handler):
         get_logger().log(level, "library", logger=record.name, message=text, exc_info=record.exc_info)
 
 
-def _render(_: Any, level: str, event: MutableMapping[str, Any]) -> str:
+def _render(_: Any, level: str, event: MutableMapping[str, Any]) -> bytes:
     """Return the line of an event; the last processor of structlog."""
     return _line(level, event.pop("event"), event.items(), time.time_ns())
 
 
-def _line(level: str, event: str, fields: Iterable[tuple[str, Any]], at_ns: int) -> str:
+def _line(level: str, event: str, fields: Iterable[tuple[str, Any]], at_ns: int) -> bytes:
     """Return one JSON line, whatever the values are; `at_ns` is nanoseconds since the epoch."""
     head: dict[str, Any] = {"timestamp": timestamp(at_ns), "level": level, "event": event, **_process}
     for name, value in fields:
@@ -221,7 +218,7 @@ def _line(level: str, event: str, fields: Iterable[tuple[str, Any]], at_ns: int)
     line = _dumps(head)
     if len(line) >= MAX_LINE_BYTES:
         line = _dumps({name: _shortened(value) for name, value in list(head.items())[:20]} | {"truncated": True})
-    return line.decode() + "\n"
+    return line + b"\n"
 
 
 def _truncated(name: str, value: str) -> str:

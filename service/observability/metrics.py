@@ -171,9 +171,7 @@ class Metrics(Collector):
             "log_lines_dropped", "Log lines that workers dropped because stdout did not take them"
         )
         self.device_bytes = self.gauge(
-            "device_memory_bytes",
-            "Bytes that torch holds on a GPU; on a CPU, bytes of the layers' matrices",
-            "device",
+            "device_memory_bytes", "Bytes that torch holds on a GPU; on a CPU, bytes of the layers' matrices", "device"
         )
         self.resident_bytes = self.gauge("process_resident_bytes", "Resident memory of all processes")
         self.build = self.gauge(

@@ -15,6 +15,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from prometheus_client.metrics_core import Metric
 from prometheus_client.mmap_dict import MmapedDict, mmap_key
@@ -48,20 +49,11 @@ class SharedValues:
         with contextlib.suppress(OSError):  # `restore` tries again and raises the error
             self._open()
 
-    def __call__(
-        self,
-        typ: str,
-        metric_name: str,
-        name: str,
-        labelnames: Sequence[str],
-        labelvalues: Sequence[str],
-        help_text: str,
-        multiprocess_mode: str = "",
-        **_: object,
-    ) -> _Value:
+    def __call__(self, typ: str, *key: Any, multiprocess_mode: str = "", **_: object) -> _Value:
+        """Return a value; `key` is what the library's key of a sample is made of: names, labels and help."""
         kind = f"{typ}_{multiprocess_mode}" if typ == "gauge" else typ
         assert kind in KINDS, f"{kind} has no file. This is a bug."
-        value = _Value(self, kind, mmap_key(metric_name, name, list(labelnames), list(labelvalues), help_text))
+        value = _Value(self, kind, mmap_key(*key))
         self._values.append(value)
         if (file := self._files.get(kind)) is not None:
             with contextlib.suppress(OSError):  # no space for another series: only this process has its value

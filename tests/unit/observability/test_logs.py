@@ -50,7 +50,7 @@ class Captured:
 
     def __init__(self, level="info"):
         self.level = level
-        self.stream = io.StringIO()
+        self.stream = io.BytesIO()
 
     def __enter__(self):
         root = logging.getLogger()
@@ -68,7 +68,7 @@ class Captured:
 
     @property
     def text(self):
-        return self.stream.getvalue()
+        return self.stream.getvalue().decode()
 
     @property
     def lines(self):
@@ -205,7 +205,7 @@ def test_a_level_of_a_librarys_own_is_logged_as_the_standard_level_below(capture
     ]
 
 
-class ClosedPipe(io.StringIO):
+class ClosedPipe(io.BytesIO):
     def write(self, _):
         raise BrokenPipeError
 
@@ -342,12 +342,12 @@ def test_answers_are_never_suppressed_and_refusals_are_summarised_in_a_line_D9(c
 
 def test_on_a_loop_the_sum_is_written_without_another_request():
     async def refuse():
-        texts = asyncio.Queue[str]()
+        texts = asyncio.Queue[bytes]()
         configure_logs("info", type("Stream", (), {"write": lambda _, text: texts.put_nowait(text)})())
         for _ in range(REFUSAL_LINES + 1):
             log_request(LINE | dict(status=404, code="not_found"))
         async with asyncio.timeout(30):
-            while "refusals_suppressed" not in (text := await texts.get()):
+            while b"refusals_suppressed" not in (text := await texts.get()):
                 pass
         return json.loads(text)
 
