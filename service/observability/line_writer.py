@@ -9,6 +9,7 @@ number. A line written in part (a full disk) is finished before the next one.
 from __future__ import annotations
 
 import collections
+import contextlib
 import json
 import os
 import select
@@ -65,7 +66,9 @@ class LineWriter:
         """Write what waits, as far as there is room."""
         with self._lock:
             while data := self._next():
-                rest = self._put(data)
+                rest = data
+                with contextlib.suppress(OSError):  # no room in the pipe, no space, or no reader
+                    rest = data[os.write(self._descriptor, data) :]
                 self._waiting_bytes -= len(data) - len(rest)
                 if rest:
                     self._waiting.appendleft(rest)
@@ -80,13 +83,6 @@ class LineWriter:
             self.flush()
             if self._waiting_bytes >= before:
                 return  # it had room and took nothing: the disk is full or the reader is gone
-
-    def _put(self, data: bytes) -> bytes:
-        """Write what there is room for; return the rest, for which there is no room in the pipe, no space or no reader."""
-        try:
-            return data[os.write(self._descriptor, data) :]
-        except OSError:
-            return data
 
     def _next(self) -> bytes:
         if self._waiting:
