@@ -53,8 +53,6 @@ def configure_logs(level: str, stream: LineWriter | BinaryIO | None = None, *, w
         processors=[structlog.processors.format_exc_info, _render],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
         logger_factory=lambda *_: lines,
-        # In tests the next configuration must reach loggers that already exist.
-        cache_logger_on_first_use=stream is None,
     )
     root = logging.getLogger()
     root.handlers[:] = [_LibraryHandler()]
