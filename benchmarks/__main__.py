@@ -8,22 +8,30 @@ from __future__ import annotations
 
 import argparse
 import datetime as dt
+import os
+import platform
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks import comparison, machine
+from benchmarks import comparison
 from benchmarks.bench import FAILURES, WARM_S, Bench
 from benchmarks.results import LATEST, Part, Sample, load, save
-from benchmarks.subjects import PEERS, SERVICE
+from benchmarks.subjects import PEERS, ROOT, SERVICE, Subject
 from benchmarks.sweeps import SWEEPS
 from benchmarks.tables import performance
+from service.settings import usable_cores
 
+# Above this load average other programs were running when the measurement began.
+QUIET_LOAD = 0.5
+_PACKAGES = ("torch", "numpy", "uvicorn", "starlette", "fastapi", "safetensors")
 QUICK = {"only": "w1,w2,w3,w2json,w2c1", "rounds": 1, "seconds": 1, "out": LATEST.with_name("quick.json")}
 
 
@@ -50,8 +58,8 @@ ALIASES = {"all": PARTS, "table": [name for name in PARTS if name not in SWEEPS]
 def main() -> int:
     given = _arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers are ended
-    began, about = time.monotonic(), machine.described()
-    if about["load_before"] > machine.QUIET_LOAD:
+    began, about = time.monotonic(), _machine()
+    if about["load_before"] > QUIET_LOAD:
         print(f"load {about['load_before']}: other programs run here, figures will be low", file=sys.stderr)
     for group in GROUPS:
         if chosen := [name for name in group.parts if name in given.only]:
@@ -86,9 +94,42 @@ def run(bench: Bench, group: Group, parts: dict[str, Part], rounds: int, path: P
 
 
 def _part(name: str, bench: Bench, about: dict[str, Any]) -> Part:
-    subjects = {x.name: {"settings": x.settings, "version": machine.package_version(x)} for x in bench.subjects()}
+    subjects = {x.name: {"settings": x.settings, "version": _package_version(x)} for x in bench.subjects()}
     now = dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
-    return Part(name, now, machine.commit(), about, {"seconds": bench.seconds, "warm_s": WARM_S}, subjects)
+    return Part(name, now, _commit(), about, {"seconds": bench.seconds, "warm_s": WARM_S}, subjects)
+
+
+def _machine() -> dict[str, Any]:
+    """Return CPU, cores, memory, system, versions, and the load average before the measurement."""
+    cpus = [line for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if "model name" in line]
+    return {
+        "cpu": cpus[0].split(":", 1)[1].strip() if cpus else platform.machine(),
+        "cores": usable_cores(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in _PACKAGES},
+        "wrk": _first_line("wrk", "-v"),
+        "load_before": round(os.getloadavg()[0], 2),
+    }
+
+
+def _commit() -> str:
+    """Return the short commit, with a + if what is measured differs from it."""
+    git = ("git", "-C", str(ROOT))
+    changed = _first_line(*git, "status", "--porcelain", "--", "service", "benchmarks", ":!benchmarks/results")
+    return (_first_line(*git, "rev-parse", "--short", "HEAD") or "unknown") + ("+" if changed else "")
+
+
+def _package_version(subject: Subject) -> str | None:
+    """Return the version of a peer's package in its own environment."""
+    program = f"import importlib.metadata as m; print(m.version({subject.package!r}))"
+    return _first_line(subject.command[0], "-c", program) if subject.package else None
+
+
+def _first_line(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    return (done.stdout.splitlines() or [""])[0].strip()
 
 
 def _arguments() -> argparse.Namespace:

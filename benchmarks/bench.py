@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import re
+import statistics
 import subprocess
 import sys
 import time
@@ -18,22 +19,26 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import httpx2
+import numpy as np
+import torch
 from safetensors.numpy import save_file
 
-from benchmarks import process_tree, upper_bound
+from benchmarks import process_tree
 from benchmarks.load_generators import closed_loop
-from benchmarks.packed import HEADS
+from benchmarks.packed import HEADS, PackedLayer
 from benchmarks.results import Sample
 from benchmarks.server import Server
 from benchmarks.subjects import LAYER, PEERS, Subject, SubjectFailed, echo, service
 from benchmarks.wires import write_requests
-from benchmarks.workloads import Workload
+from benchmarks.workloads import TOLERANCE, Workload, correct_answers, flat
 from examples.make_demo_layer import demo_tensors
 from service.settings import usable_cores
 
 # The table's servers are started anew after so many rounds, because starts differ too.
 FRESH_EVERY = 5
 WARM_S = 1.0
+# Warm-up before a measurement of the upper bound, as a share of it.
+WARM_UP = 0.3
 # Answers checked in later rounds.
 FEW = 4
 FAILURES = (SubjectFailed, OSError, subprocess.SubprocessError, httpx2.HTTPError, BrokenExecutor)
@@ -46,6 +51,28 @@ def run_apart(function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -
     """Call the function in a process of its own."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(function, *arguments, **named).result()
+
+
+def upper_bound(layer: Path, threads: int, work: Workload, batch: int, seconds: float) -> dict[str, float]:
+    """Run the packed forward pass in plain torch, without a server; in a process of its own (`run_apart`).
+
+    Return rps, tok_s and p50_ms, the median time of `batch` requests, over whole passes through the requests. Raises
+    SubjectFailed if an answer is wrong: a fast wrong answer is no bound.
+    """
+    torch.set_num_threads(threads)
+    packed, with_weights = PackedLayer.load(layer), work.form == "weights"
+    xs = [torch.from_numpy(x) for x in work.inputs()]
+    for answer, correct in zip(packed.forward(xs, with_weights=with_weights), correct_answers(work), strict=True):
+        if not np.abs(flat(answer) - correct).max() <= TOLERANCE:
+            raise SubjectFailed(f"bound, {work.name}: wrong answer")
+    batches = [xs[start : start + batch] for start in range(0, len(xs), batch)]
+    for duration_s in (seconds * WARM_UP, seconds):
+        times, started = list[float](), time.perf_counter()
+        while (began := time.perf_counter()) < started + duration_s or len(times) % len(batches):
+            packed.forward(batches[len(times) % len(batches)], with_weights=with_weights)
+            times.append(time.perf_counter() - began)
+    rps = len(times) / len(batches) * len(xs) / (time.perf_counter() - started)
+    return {"rps": rps, "tok_s": rps * work.tokens_a_request, "p50_ms": statistics.median(times) * 1e3}
 
 
 class Bench(contextlib.AbstractContextManager["Bench"]):
@@ -128,7 +155,7 @@ class Bench(contextlib.AbstractContextManager["Bench"]):
 
     def bound_figures(self, work: Workload, batch: int, seconds: float) -> Sample:
         """Return the upper bound's rps, tok_s and p50_ms, one thread a core."""
-        return {**run_apart(upper_bound.measure, self._source, usable_cores(), work, batch, seconds)}
+        return {**run_apart(upper_bound, self._source, usable_cores(), work, batch, seconds)}
 
     def sample(
         self, subject: str, workload: str, figures: Callable[[], dict[str, Any]], point: object = None

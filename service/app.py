@@ -13,7 +13,6 @@ from service import __version__
 from service.api.attend_route import hot_endpoints
 from service.api.auth.access import Access, CrossOrigin
 from service.api.model_routes import make_models_router
-from service.api.openapi.document import write_openapi
 from service.api.openapi.pages import RootForBrowsers, make_docs_router
 from service.api.outer_middleware import OuterMiddleware, raise_again
 from service.api.routes import make_router
@@ -39,13 +38,7 @@ def build(service: Service) -> OuterMiddleware:
     app.router.routes.extend(hot)
     service.telemetry.routes_known([route.path for route in hot])
     if settings.docs:
-        pages = make_docs_router(
-            app.title,
-            service.example_layer,
-            lambda examples_for: write_openapi(app, examples_for, access.needs_key),
-            service.rendering,
-        )
-        app.include_router(pages)
+        app.include_router(make_docs_router(app, service.example_layer, access.needs_key, service.rendering))
         app.router.routes.append(RootForBrowsers())
     # FastAPI builds an included router's routes at its first match, 10 ms each. Match here, before requests wait.
     for route in app.router.routes:
@@ -74,9 +67,7 @@ def _application(service: Service) -> FastAPI:
         title="attention-service",
         version=__version__,
         summary="Multi-head attention layers of real models: batched, exact, with optional weights",
-        docs_url=None,
-        redoc_url=None,
-        openapi_url=None,
+        openapi_url=None,  # and so no pages of FastAPI's; `openapi/pages.py` has ours
         lifespan=lifespan,
         redirect_slashes=False,  # a redirect would be built from the caller's Host header
         exception_handlers={Exception: raise_again},

@@ -1,11 +1,14 @@
 """Command line: `attention-service serve | health | layers | attend | attention | show | compare | golden | keys`.
 
-Invariants: A ServiceError prints one line on stderr and exits with code 1, never a traceback. To keep help quick, heavy imports
-wait until a command needs them.
+Invariants: A ServiceError prints one line on stderr and exits with code 1, never a traceback. A name that is not UTF-8
+is printed with backslash escapes. To keep help quick, heavy imports wait until a command needs them.
 """
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 import sys
 import warnings
 from typing import Annotated, Any
@@ -13,9 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from service import __version__
-from service.commands.attend import attend, attention, show
-from service.commands.compare import compare
-from service.commands.golden import golden
+from service.commands.ask_commands import attend, attention, compare, golden, show
 from service.commands.health import health
 from service.commands.keys import app as keys
 from service.commands.layers import app as layers
@@ -82,6 +83,8 @@ def _common(
 
 def main() -> None:
     warnings.filterwarnings("ignore", ".* encountered in ", RuntimeWarning)  # NumPy's, of numbers that are not finite
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr
     try:
         raise SystemExit(app(standalone_mode=False))
     except USAGE_ERROR as error:
@@ -91,6 +94,13 @@ def main() -> None:
         raise SystemExit(2) from None
     except (ServiceError, MemoryError) as error:
         sys.stderr.write(f"attention-service: {getattr(error, 'message', 'the memory does not suffice')}\n")
+        raise SystemExit(1) from None
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        # Python writes the rest of stdout at its end, which would fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.stderr.write(f"attention-service: a write failed: {error.strerror}\n")
         raise SystemExit(1) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None

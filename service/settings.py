@@ -7,12 +7,12 @@ field is its row of docs/settings.md, and a test compares them.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import ipaddress
 import os
 import re
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -260,16 +260,10 @@ def is_loopback(host: str) -> bool:
 def usable_cores() -> int:
     """Return how many cores this process may use: its affinity mask, reduced to a cgroup's CPU quota if one is set."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min([cores, *(max(1, int(quota) // int(period)) for quota, period in _quotas())])
-
-
-def _quotas() -> Iterator[tuple[str, str]]:
-    """Yield the CPU quota and its period in microseconds, of cgroup versions 2 and 1; nothing if there is no limit."""
-    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
-        try:
+    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):  # of cgroup versions 2 and 1
+        with contextlib.suppress(OSError, ValueError):
             texts = [Path("/sys/fs/cgroup", name).read_text(encoding="ascii") for name in names]
             quota, period = " ".join(texts).split()
-        except (OSError, ValueError):
-            continue
-        if quota.isdecimal() and period.isdecimal():  # neither "max" nor -1
-            yield quota, period
+            if quota.isdecimal():  # neither "max" nor -1, which are no limit
+                cores = min(cores, max(1, int(quota) // int(period)))
+    return cores

@@ -15,9 +15,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from attention_client import errors
-from attention_client.arrays import Array, Raw, made_like
+from attention_client.arrays import MEDIA_TYPE, Array, Raw, made_like, read
 from attention_client.errors import BadAnswer, ConnectionFailed, MethodNotAllowed, ServiceError
-from attention_client.safetensors_body import MEDIA_TYPE, read
 
 # Tensors that attention without a layer may return besides output and weights.
 EXTRAS = ("scores", "lse", "present_key", "present_value")

@@ -1,17 +1,21 @@
-"""Arrays: converts NumPy arrays and torch tensors to raw bytes and back.
+"""Arrays: converts NumPy arrays and torch tensors to safetensors bodies and back.
 
 Invariants: this module never imports torch; it uses the module that the caller has imported. A contiguous, little-endian array
-on the CPU is not copied. Results have the kind of the query, NumPy or torch, and its device. The host must be little-endian, as
-every machine with a wheel of torch is.
+on the CPU is copied once, into the body. Results have the kind of the query, NumPy or torch, and its device. The host must be
+little-endian, as every machine with a wheel of torch is. The `safetensors` library writes and reads the bytes, and checks every
+length and offset.
 """
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from safetensors import SafetensorError, TensorSpec, deserialize, serialize
 
 from attention_client.errors import BadDtype, InvalidInput
 
@@ -20,8 +24,11 @@ if TYPE_CHECKING:
 
 Array = TypeVar("Array", "npt.NDArray[Any]", "torch.Tensor")
 
+MEDIA_TYPE = "application/vnd.safetensors"
+_LENGTH_BYTES = 8
+_DTYPES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64", "BOOL": "bool", "I32": "int32", "I64": "int64"}  # fmt: skip  # noqa: E501
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
-VALUES = FLOATS | {"bool", "int32", "int64"}
+VALUES = frozenset(_DTYPES.values())
 # Dtypes that the wire format lacks, and the one that holds them without loss: 0/1 masks are often uint8.
 _WIDENED = dict.fromkeys(("int8", "uint8", "int16", "uint16", "uint32"), "int64")
 
@@ -38,7 +45,7 @@ def raw(array: object, param: str, allowed: frozenset[str]) -> Raw:
 
     Raises BadDtype, or InvalidInput unless it is a NumPy array or a torch tensor with plain values in memory.
     """
-    name = param.lstrip("/") or "the array"
+    name = param.lstrip("/")
     if isinstance(array, np.ndarray) and not isinstance(array, np.ma.MaskedArray):
         bits = np.asarray(array)
         dtype = bits.dtype.name
@@ -87,3 +94,27 @@ def _of_tensor(tensor: Any, torch: Any) -> tuple[str, npt.NDArray[Any]]:
     if found.numel() > 0 and end > found.untyped_storage().nbytes():
         raise ValueError("its storage was made smaller")  # as FSDP does; torch would read beyond the storage
     return name, (found.view(torch.int16) if name == "bfloat16" else found).numpy(force=True)
+
+
+def write(tensors: Mapping[str, Raw], metadata: Mapping[str, str]) -> bytes:
+    # The pointers stay valid until `serialize` returns, because each Raw holds its array.
+    specs = {
+        name: TensorSpec(dtype=raw.dtype, shape=raw.bits.shape, data_ptr=raw.bits.ctypes.data, data_len=raw.bits.nbytes)
+        for name, raw in tensors.items()
+    }
+    return serialize(specs, dict(metadata))
+
+
+def read(body: bytes) -> tuple[dict[str, Raw], dict[str, Any]]:
+    """Return the tensors by name, each writable in memory of its own, and the metadata. ValueError for a malformed body."""
+    try:
+        found = deserialize(body)  # type: ignore[no-untyped-call]
+        # The library accepted the header; it does not return the metadata.
+        header = json.loads(body[_LENGTH_BYTES : _LENGTH_BYTES + int.from_bytes(body[:_LENGTH_BYTES], "little")])
+        tensors = {}
+        for name, tensor in found:
+            dtype = _DTYPES[tensor["dtype"]]
+            tensors[name] = Raw(dtype, np.frombuffer(tensor["data"], bits_dtype(dtype)).reshape(tensor["shape"]))
+    except (SafetensorError, KeyError, RecursionError):
+        raise ValueError("the body is not a complete safetensors file with dtypes of the service") from None
+    return tensors, header.get("__metadata__") or {}

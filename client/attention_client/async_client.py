@@ -1,22 +1,24 @@
 """AsyncClient: calls the attention service from asyncio.
 
-Invariants: a call that fails raises a ServiceError, of the class that the service raised. The client starts no thread.
+Invariants: a call that fails raises a ServiceError, of the class that the service raised. The client starts no thread. At most
+`window` items of `attend_many` are started and not yet yielded, so neither memory nor the service's queue grows with the number
+of items. An item is taken from its iterator only when the window has room, and after the answers that are ready.
 """
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterable, Coroutine, Mapping, Sequence
-from typing import Any, Self, overload
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, Literal, Self, TypeVar, get_args, overload
 
-from attention_client import attend_many as many
 from attention_client.answer import Answer, AttentionAnswer, Layer, read_attention, read_json, read_layer, read_layers
 from attention_client.arrays import Array
-from attention_client.attend_many import Items, OnError, Outcome
-from attention_client.errors import ServiceError
+from attention_client.errors import InvalidInput, ServiceError
 from attention_client.http_transport import HttpTransport
 from attention_client.masks import Mask
-from attention_client.options import ClientOptions
+from attention_client.options import ClientOptions, check_count, checked_timeout
 from attention_client.request import (
     ATTENTION_PATH,
     Call,
@@ -31,7 +33,14 @@ from attention_client.request import (
     tensor_call,
 )
 
+DEFAULT_WINDOW = 8
+
+Items = Iterable[Array | Request[Array]]
 AsyncItems = Items[Array] | AsyncIterable[Array | Request[Array]]
+Outcome = Answer[Array] | ServiceError
+OnError = Literal["raise", "yield"]
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 class AsyncClient(ClientOptions):
@@ -97,8 +106,10 @@ class AsyncClient(ClientOptions):
         """
         arrays = dict(query=query, key=key, value=value, past_key=past_key, past_value=past_value, sinks=sinks)
         options: dict[str, object] = dict(layout=layout, num_heads=num_heads, num_kv_heads=num_kv_heads, scale=scale)
-        options |= dict(softcap=softcap, masks=masks, weights=weights, scores=scores)
-        options |= dict(present=present or None, lse=lse or None)
+        stage = {"stage": scores} if isinstance(scores, str) else scores
+        options |= dict(
+            softcap=softcap, masks=masks, weights=weights, scores=stage, present=present or None, lse=lse or None
+        )
         call = tensor_call(ATTENTION_PATH, read_attention, arrays, masked_rows, options)
         return await self.http.ask(call, timeout_s, request_id)
 
@@ -117,7 +128,7 @@ class AsyncClient(ClientOptions):
         layer: str,
         items: AsyncItems[Array],
         *,
-        window: int = many.DEFAULT_WINDOW,
+        window: int = DEFAULT_WINDOW,
         timeout_s: float | None = None,
         on_error: OnError = "raise",
     ) -> AsyncGenerator[Outcome[Array]]:
@@ -125,13 +136,13 @@ class AsyncClient(ClientOptions):
 
         Wrap it in `contextlib.aclosing` so that leaving the loop early cancels the calls in flight at once.
         """
-        many.check_many(items, window, timeout_s, on_error, AsyncIterable)
+        check_many(items, window, timeout_s, on_error, AsyncIterable)
         numbers = itertools.count()
 
         def start(item: Array | Request[Array]) -> Coroutine[Any, Any, Outcome[Array]]:
-            return many.started(self.http, layer, item, next(numbers), timeout_s, on_error)
+            return started(self.http, layer, item, next(numbers), timeout_s, on_error)
 
-        return many.in_order_async(items, start, window)
+        return in_order_async(items, start, window)
 
     async def attend_json(
         self, layer: str, body: Mapping[str, Any], *, timeout_s: float | None = None, request_id: str | None = None
@@ -171,3 +182,66 @@ class AsyncClient(ClientOptions):
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+def check_many(items: object, window: int, timeout_s: float | None, on_error: OnError, *kinds: type) -> None:
+    """Check the arguments when attend_many is called, not at the first answer. Raises InvalidInput."""
+    check_count(window, "window")
+    checked_timeout(timeout_s)
+    if on_error not in get_args(OnError):
+        raise InvalidInput('on_error must be "raise" or "yield"')
+    if not isinstance(items, (Iterable, *kinds)):
+        raise InvalidInput("items must be an iterable of queries or Requests (AsyncClient: also an async iterable)")
+
+
+def started(
+    http: HttpTransport, layer: str, item: Array | Request[Array], nth: int, timeout_s: float | None, on_error: OnError
+) -> Coroutine[Any, Any, Outcome[Array]]:
+    """Copy the item's bytes at once, because the caller may reuse the array; return the coroutine that asks."""
+    call: Call[Answer[Array]] | ServiceError
+    try:
+        call = attend_call(layer, item if isinstance(item, Request) else Request(item))
+    except ServiceError as error:
+        call = error
+
+    async def outcome() -> Outcome[Array]:
+        try:
+            if isinstance(call, ServiceError):
+                raise call
+            return await http.ask(call, timeout_s)
+        except ServiceError as error:
+            error.add_note(f"item {nth} of attend_many")
+            if on_error == "raise":
+                raise
+            return error.bare()  # frames would keep the request for as long as the caller keeps the error
+
+    return outcome()
+
+
+async def in_order_async(
+    items: Iterable[Item] | AsyncIterable[Item], start: Callable[[Item], Coroutine[Any, Any, Result]], window: int
+) -> AsyncGenerator[Result]:
+    """Work like `in_order`, with tasks; the generator ends only after the tasks that it cancels have ended."""
+    pending: deque[asyncio.Task[Result]] = deque()
+    try:
+        async for item in _each(items):
+            pending.append(asyncio.ensure_future(start(item)))
+            while pending and (len(pending) >= window or pending[0].done()):
+                yield await pending[0]
+                pending.popleft()
+        while pending:
+            yield await pending[0]
+            pending.popleft()
+    finally:
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+
+
+async def _each(items: Iterable[Item] | AsyncIterable[Item]) -> AsyncGenerator[Item]:
+    if isinstance(items, AsyncIterable):
+        async for item in items:
+            yield item
+    else:
+        for item in items:
+            yield item

@@ -13,14 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, Literal, Required, TypedDict, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from attention_client import masks
 from attention_client.arrays import Array, raw
 from attention_client.errors import BadDtype, BadMask, BadShape, InvalidInput
-from attention_client.masks import Align, Axes, Mask, shape_of
-from attention_client.request import Layout
-
-Stage = Literal["scaled", "capped", "masked"]
+from attention_client.masks import Align, Axes, Mask, given, shape_of
+from attention_client.request import Layout, Stage
 
 _STAGES: Mapping[int | None, Stage] = {0: "scaled", 1: "capped", 2: "masked"}
 
@@ -116,8 +115,11 @@ def onnx(
     found = _flags_or_bias(_all_keys(attn_mask, past + keys), _from_right("bhls"))
     offset: int | list[int] = past
     if nonpad_kv_seqlen is not None:
-        found.append(masks.lengths(nonpad_kv_seqlen))
-        offset = [int(length) - rows for length in nonpad_kv_seqlen]
+        ends = _whole_numbers(nonpad_kv_seqlen, "nonpad_kv_seqlen")
+        if ends.ndim != 1:
+            raise BadShape(f"nonpad_kv_seqlen must be [B], got {list(ends.shape)}")
+        found.append(masks.lengths(ends))
+        offset = (ends - rows).tolist()
     if is_causal:
         found.append(masks.causal(offset=offset))
     found += _window(left_window_size, right_window_size, offset=offset)
@@ -163,15 +165,15 @@ def flax(
     axes = _from_right("bhls" if layout == "blhd" else "hls")
     found = _table(masks.attend, mask, axes, "mask") + _table(masks.bias, bias, axes, "bias") + _top_left(is_causal)
     if query_seq_lengths is not None:
-        ends = masks.lengths(query_seq_lengths).values
-        if layout != "blhd" or len(shape_of(ends, "query_seq_lengths")) != 1:
+        ends = _whole_numbers(query_seq_lengths, "query_seq_lengths")
+        if layout != "blhd" or ends.ndim != 1:
             raise BadShape("query_seq_lengths must be [B], of a query [B, L, H, d]")
         rows = np.arange(query.shape[1])[None, :, None]
-        found.append(masks.attend(rows < np.asarray(ends)[:, None, None], axes="bls"))
+        found.append(masks.attend(rows < ends[:, None, None], axes="bls"))
     if key_value_seq_lengths is not None:
         found.append(masks.lengths(key_value_seq_lengths))
     if local_window_size is not None:
-        left, right = (local_window_size,) * 2 if isinstance(local_window_size, int) else local_window_size
+        left, right = local_window_size if isinstance(local_window_size, Sequence) else (local_window_size,) * 2
         found.append(masks.window(left, right, align="top_left"))
     return _arguments(query, key, value, layout, found, scale=scale)
 
@@ -217,8 +219,8 @@ def numpy_article(Q: Array, K: Array, V: Array, mask: Any = None) -> AttentionAr
 def _arguments(
     query: Array, key: Array, value: Array, layout: Layout, found: list[Mask], **options: object
 ) -> AttentionArguments[Array]:
-    made = dict(query=query, key=key, value=value, layout=layout, masks=found, **options)
-    return cast("AttentionArguments[Array]", {name: value for name, value in made.items() if value is not None})
+    made = given(query=query, key=key, value=value, layout=layout, masks=found, **options)
+    return cast("AttentionArguments[Array]", made)
 
 
 def _layout(layouts: Mapping[int, Layout], query: Any, key: Any, value: Any) -> Layout:
@@ -252,6 +254,11 @@ def _flags_or_bias(values: Any, axes: Sequence[Axes]) -> list[Mask]:
     if "bool" not in dtype and "float" not in dtype:
         raise BadDtype(f"attn_mask must have booleans or floats, got {dtype}")
     return _table(masks.attend if "bool" in dtype else masks.bias, values, axes, "attn_mask")
+
+
+def _whole_numbers(values: Any, name: str) -> npt.NDArray[Any]:
+    """Return lengths as an array on the CPU. Raises BadDtype or InvalidInput."""
+    return raw(masks.lengths(values).values, f"/{name}", frozenset({"int32", "int64"})).bits
 
 
 def _all_keys(mask: Any, keys: int) -> Any:

@@ -18,15 +18,14 @@ import re
 import secrets
 import socket
 import ssl
-import time
 import warnings
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx2
 import stamina
 
-from attention_client.answer import OK, Reply, check, read_reply
+from attention_client.answer import OK, Reply, Result, check, read_reply
 from attention_client.errors import BadAnswer, ConnectionFailed, DeadlineExceeded, EngineDown, Refused, ServiceError
 from attention_client.options import ClientOptions, checked_request_id, checked_timeout, without_password
 from attention_client.request import Call
@@ -42,32 +41,16 @@ _TRANSIENT = (ConnectionFailed, Refused, EngineDown)
 _NAMED = (ssl.SSLError, socket.gaierror)  # say more than the HTTP library's error: a certificate, an unknown host
 
 Source = Callable[[], float]  # of numbers
-Result = TypeVar("Result")
-
-
-class Deadline:
-    """`timeout_s` seconds from now, for all attempts together; None is no deadline."""
-
-    def __init__(self, timeout_s: float | None, now: Source) -> None:
-        self.timeout_s = timeout_s
-        self._now = now
-        self._end = math.inf if timeout_s is None else now() + timeout_s
-
-    def left_s(self) -> float:
-        """Return the seconds left: infinite without a deadline, negative after it."""
-        return self._end - self._now()
-
-    def left_ms(self) -> int | None:
-        """Return the whole milliseconds left, at least 1; None without a deadline."""
-        return None if self.timeout_s is None else max(1, int(self.left_s() * 1000))
 
 
 class RetryPolicy:
-    """Backoff hook of one call, which stamina calls after each failed attempt; `draw` returns numbers from 0 to 1."""
+    """Backoff hook of one call, which stamina calls after each failed attempt.
 
-    def __init__(self, deadline: Deadline, draw: Source) -> None:
-        self._deadline = deadline
-        self._draw = draw
+    `left_s` returns the seconds to the deadline, `draw` numbers from 0 to 1.
+    """
+
+    def __init__(self, left_s: Source, draw: Source) -> None:
+        self._left_s, self._draw = left_s, draw
         self._next_wait_s = FIRST_WAIT_S
 
     def __call__(self, error: BaseException) -> bool | float:
@@ -76,15 +59,14 @@ class RetryPolicy:
             return False
         wait_s = max(self._next_wait_s, error.retry_after_s or 0.0) * (1 + SPREAD * self._draw())
         self._next_wait_s = min(MAX_WAIT_S, 2 * self._next_wait_s)
-        return wait_s if wait_s < self._deadline.left_s() else False
+        return wait_s if wait_s < self._left_s() else False
 
 
 class HttpTransport:
-    """All I/O of the client; `clock` returns monotonic seconds, `draw` numbers from 0 to 1."""
+    """All I/O of the client; `draw` returns numbers from 0 to 1."""
 
-    def __init__(self, options: ClientOptions, *, clock: Source = time.monotonic, draw: Source = random.random) -> None:
-        self._options = options
-        self._clock, self._draw = clock, draw
+    def __init__(self, options: ClientOptions, *, draw: Source = random.random) -> None:
+        self._options, self._draw = options, draw
         self._loop: asyncio.AbstractEventLoop | None = None
         self._limits: set[asyncio.Timeout] = set()
         self._one_left = asyncio.Event()
@@ -111,19 +93,19 @@ class HttpTransport:
         not valid; RuntimeError once closed or in another event loop.
         """
         request_id = checked_request_id(request_id) or secrets.token_hex(12)
-        deadline = Deadline(checked_timeout(self._options.timeout_s if timeout_s is None else timeout_s), self._clock)
+        timeout_s = checked_timeout(self._options.timeout_s if timeout_s is None else timeout_s)
         self._claim_loop()
         if self._is_closed:
             raise RuntimeError("the client is closed")
-        limit = asyncio.timeout(deadline.timeout_s)
+        limit = asyncio.timeout(timeout_s)
         try:
             async with limit:
                 self._limits.add(limit)
-                return read_reply(await self._retried(call, deadline, request_id), call.read)
+                return read_reply(await self._retried(call, limit.when() or math.inf, request_id), call.read)
         except TimeoutError as late:
             # The retry library keeps the cause, a cancellation, until the next garbage collection.
             (late.__cause__ or late).with_traceback(None)
-            error = DeadlineExceeded(f"no answer from {self._address} within {deadline.timeout_s} s")
+            error = DeadlineExceeded(f"no answer from {self._address} within {timeout_s} s")
             ended = ConnectionFailed("the client was closed before the answer came") if self._is_closed else error
             raise ended.bare(request_id) from None
         except ServiceError as error:
@@ -154,19 +136,24 @@ class HttpTransport:
         if self._loop is not loop:
             raise RuntimeError("a client belongs to the event loop that it was first used in; make one for each loop")
 
-    async def _retried(self, call: Call[Any], deadline: Deadline, request_id: str) -> Reply:
-        policy, attempts = RetryPolicy(deadline, self._draw), call.attempts or self._options.attempts
+    async def _retried(self, call: Call[Any], end: float, request_id: str) -> Reply:
+        """Return the reply of the first attempt that has one; the deadline `end` is a time of the loop."""
+
+        def left_s() -> float:
+            return end - asyncio.get_running_loop().time()
+
+        policy, attempts = RetryPolicy(left_s, self._draw), call.attempts or self._options.attempts
         async for attempt in stamina.retry_context(policy, attempts=attempts, timeout=None):
             with attempt:
-                return check(await self._once(call, deadline, request_id))
+                return check(await self._once(call, left_s(), request_id))
         raise AssertionError("stamina raises what the last attempt raised. This is a bug.")
 
-    async def _once(self, call: Call[Any], deadline: Deadline, request_id: str) -> Reply:
+    async def _once(self, call: Call[Any], left_s: float, request_id: str) -> Reply:
         headers = {"accept": call.media_type, "x-request-id": request_id}
         method, max_bytes = "GET" if call.content is None else "POST", self._options.max_answer_bytes
         headers |= {} if call.content is None else {"content-type": call.media_type}
-        if (left_ms := deadline.left_ms()) is not None:
-            headers["x-request-timeout-ms"] = str(left_ms)
+        if left_s < math.inf:
+            headers["x-request-timeout-ms"] = str(max(1, int(left_s * 1000)))
         try:
             async with self._http.stream(method, call.path, content=call.content, headers=headers) as got:
                 is_ok = got.status_code == OK

@@ -34,12 +34,12 @@ class Mask:
 
 def attend(values: Any, *, axes: Axes | None = None) -> Mask:
     """Mask in which true = may attend (torch `scaled_dot_product_attention`, ONNX, Keras, JAX): array, tensor or nested lists."""
-    return Mask("attend", _flags(values), _given(axes=axes))
+    return Mask("attend", _flags(values), given(axes=axes))
 
 
 def ignore(values: Any, *, axes: Axes | None = None) -> Mask:
     """Mask in which true = blocked (NumPy tutorials; for torch `nn.MultiheadAttention` see below); values as in `attend`."""
-    return Mask("ignore", _flags(values), _given(axes=axes))
+    return Mask("ignore", _flags(values), given(axes=axes))
 
 
 def lengths(values: Any) -> Mask:
@@ -50,7 +50,7 @@ def lengths(values: Any) -> Mask:
 def bias(values: Any, *, axes: Axes | None = None) -> Mask:
     """Add the values to the scaled scores (ALiBi, relative position bias); `-inf` blocks a key. Values as in `attend`."""
     values = _converted(values, np.float32, "iuf", BadDtype, "numbers")
-    return Mask("bias", values, _given(axes=axes))
+    return Mask("bias", values, given(axes=axes))
 
 
 def attn_mask(values: Any, num_heads: int) -> Mask:
@@ -66,7 +66,7 @@ def attn_mask(values: Any, num_heads: int) -> Mask:
         raise BadShape(f"attn_mask must be [L, S] or [B * {num_heads}, L, S], got {list(shape)}")
     if shape[0] == num_heads:  # one sequence, with a batch axis or without
         return _of_torch(values, "hls")
-    return _of_torch(values.reshape(-1, num_heads, *shape[1:]), "bhls")
+    return _of_torch(values.reshape(shape[0] // num_heads, num_heads, *shape[1:]), "bhls")
 
 
 def key_padding_mask(values: Any) -> Mask:
@@ -100,17 +100,18 @@ def causal(align: Align | None = None, *, offset: Offset = None) -> Mask:
 
     `top_left` is offset 0 (torch), `bottom_right` offset S − L (FlashAttention). Where L = S, neither is needed.
     """
-    return Mask("causal", fields=_given(align=align, offset=offset))
+    return Mask("causal", fields=given(align=align, offset=offset))
 
 
 def window(
     left: int | None = None, right: int | None = None, *, align: Align | None = None, offset: Offset = None
 ) -> Mask:
     """Allow query i keys from i + offset − left to i + offset + right; None is unbounded. `align`, `offset` as in `causal`."""
-    return Mask("window", fields=_given(left=left, right=right, align=align, offset=offset))
+    return Mask("window", fields=given(left=left, right=right, align=align, offset=offset))
 
 
-def _given(**fields: object) -> dict[str, object]:
+def given(**fields: object) -> dict[str, object]:
+    """Return the fields that are not None."""
     return {name: value for name, value in fields.items() if value is not None}
 
 

@@ -10,28 +10,27 @@ import dataclasses
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, Literal, TypeVar, cast
+from typing import Any, Generic, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from attention_client.answer import Answer, Reply, read_answer
-from attention_client.arrays import FLOATS, VALUES, Array, Raw, raw
+from attention_client.answer import Answer, Reply, Result, read_answer
+from attention_client.arrays import FLOATS, MEDIA_TYPE, VALUES, Array, Raw, raw, write
 from attention_client.errors import InvalidInput, LayerNotFound, MaskKindRequired
-from attention_client.masks import Mask
-from attention_client.safetensors_body import MEDIA_TYPE, write
+from attention_client.masks import Mask, given
 
 Indices = Sequence[int] | npt.NDArray[np.integer[Any]]
 MaskedRows = Literal["zero", "error"]
 Layout = Literal["ld", "bld", "hld", "lhd", "bhld", "blhd", "packed"]
-ScoresWanted = Literal["scaled", "capped", "masked"] | Mapping[str, Any] | None
-Result = TypeVar("Result")
+Stage = Literal["scaled", "capped", "masked"]
+ScoresWanted = Stage | Mapping[str, Any] | None
 
 ATTENTION_PATH = "/v1/attention"
 _LAYER_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Weights:
     """Attention weights to return, of some `heads` and `queries` (default: all); `top_k` gives the `k` largest of each row."""
 
@@ -92,15 +91,11 @@ def tensor_call(
     """
     tensors = {name: raw(x, f"/{name}", FLOATS) for name, x in arrays.items() if x is not None or name == "query"}
     query, sent = cast("Array", arrays["query"]), tensors["query"]
-    fields = {name: value for name, value in options.items() if value is not None}
+    fields = given(**options)
     if (masks := fields.pop("masks", None)) is not None and (found := _masks(masks, tensors)):
         fields["masks"] = found
     if isinstance(weights := fields.get("weights"), Weights):
-        named = {field.name: getattr(weights, field.name) for field in dataclasses.fields(Weights)}
-        fields["weights"] = {name: value for name, value in named.items() if value is not None}
-    for name, part in (("weights", "form"), ("scores", "stage")):  # their short forms
-        if isinstance(fields.get(name), str):
-            fields[name] = {part: fields[name]}
+        fields["weights"] = given(**vars(weights))
     if masked_rows != "zero":
         fields["masked_rows"] = masked_rows
     content = write(tensors, {"request": json_text(fields)})

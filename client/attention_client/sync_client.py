@@ -1,32 +1,42 @@
 """Client: calls the attention service from synchronous code, through an AsyncClient on an event loop of its own thread.
 
-Invariants: calls run on an event loop, so deadlines are exact and calls in flight can be cancelled. Threads may share one
-client; a forked process gets its own loop. A call that fails raises a ServiceError, of the class that the service raised.
+Invariant: calls run on an event loop, so deadlines are exact, and calls in flight can be cancelled, unlike a thread that blocks
+on a socket.
 """
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import functools
 import itertools
 import os
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Generator
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator, Iterable
 from concurrent.futures import Future
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar, overload
+from typing import Any, Concatenate, ParamSpec, Self, overload
 
-from attention_client import attend_many as many
-from attention_client.answer import Answer
+from attention_client.answer import Answer, Result
 from attention_client.arrays import Array
-from attention_client.async_client import AsyncClient
-from attention_client.attend_many import Items, OnError, Outcome
-from attention_client.loop_thread import LoopThread
+from attention_client.async_client import (
+    DEFAULT_WINDOW,
+    AsyncClient,
+    Item,
+    Items,
+    OnError,
+    Outcome,
+    check_many,
+    started,
+)
+from attention_client.errors import ServiceError
 from attention_client.options import ClientOptions
 from attention_client.request import Request
 
 Given = ParamSpec("Given")
-Result = TypeVar("Result")
+
+_FORKED = "this was started before the process was forked; start it again in this process"
 
 
 def _plain(
@@ -79,7 +89,7 @@ class Client(ClientOptions):
         layer: str,
         items: Items[Array],
         *,
-        window: int = many.DEFAULT_WINDOW,
+        window: int = DEFAULT_WINDOW,
         timeout_s: float | None = None,
         on_error: OnError = "raise",
     ) -> Generator[Outcome[Array]]:
@@ -90,16 +100,16 @@ class Client(ClientOptions):
         `on_error="yield"` its error is yielded instead of its answer, and the other calls continue. Leaving the loop early
         cancels the calls in flight. Raises InvalidInput for arguments that are not valid.
         """
-        many.check_many(items, window, timeout_s, on_error)
+        check_many(items, window, timeout_s, on_error)
         thread, client = self._started()
         numbers = itertools.count()
 
         def start(item: Array | Request[Array]) -> Future[Outcome[Array]]:
             # This use of `self` keeps the client alive while its answers are awaited, even if the caller drops it.
             self._check_open()
-            return thread.submit(many.started(client.http, layer, item, next(numbers), timeout_s, on_error))
+            return thread.submit(started(client.http, layer, item, next(numbers), timeout_s, on_error))
 
-        return many.in_order(items, start, thread, window)
+        return in_order(items, start, thread, window)
 
     def close(self) -> None:
         """Close the client: calls in flight raise ConnectionFailed, later ones RuntimeError."""
@@ -133,3 +143,92 @@ class Client(ClientOptions):
                 weakref.finalize(self, thread.stop, wait=False)
                 self._running = thread, client
             return self._running
+
+
+def in_order(
+    items: Iterable[Item], start: Callable[[Item], Future[Result]], thread: LoopThread, window: int
+) -> Generator[Result]:
+    """Yield results in item order; `start` submits the work on one item to the thread."""
+    pending: deque[Future[Result]] = deque()
+    try:
+        for item in items:
+            pending.append(start(item))
+            while pending and (len(pending) >= window or pending[0].done()):
+                yield thread.result(pending[0])
+                pending.popleft()
+        while pending:
+            yield thread.result(pending[0])
+            pending.popleft()
+    finally:
+        for future in pending:
+            thread.cancel(future)
+
+
+class LoopThread:
+    """Runs an event loop on its own thread; the constructor starts it. `stop` runs `shut_down`, which ends the accepted work.
+
+    Invariants: the thread never keeps the interpreter alive. It belongs to the process that started it: a fork copies the object
+    but not the thread, so no call there waits for it.
+    """
+
+    def __init__(self, shut_down: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._shut_down = shut_down
+        self._pid = os.getpid()
+        self._loop = asyncio.new_event_loop()
+        self._stopping = threading.Lock()  # work that was accepted reaches the loop before `shut_down` does
+        self._is_stopped = False
+        self._thread = threading.Thread(target=_run, args=(self._loop,), name="attention-client", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the thread runs in this process, not in the parent of a fork."""
+        return self._pid == os.getpid()
+
+    def submit(self, coroutine: Coroutine[Any, Any, Result]) -> Future[Result]:
+        """Run the coroutine on the loop; cancelling the future cancels it. Raises RuntimeError once stopped, or in a fork."""
+        if self.is_ours:  # else the lock may have been held at the fork
+            with self._stopping:
+                if not self._is_stopped:
+                    return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        coroutine.close()
+        raise RuntimeError("the client is closed" if self.is_ours else _FORKED)
+
+    def result(self, future: Future[Result]) -> Result:
+        """Wait for the result. Raises RuntimeError in a process forked after the start, where no result would come."""
+        if not self.is_ours:
+            raise RuntimeError(_FORKED)
+        try:
+            return future.result()
+        except ServiceError as error:
+            raise error.bare() from error.__cause__  # a copy: the future in this frame keeps the error
+
+    def cancel(self, future: Future[Any]) -> None:
+        """Cancel the work. In a forked process this does nothing: the future's lock may have been held at the fork."""
+        if self.is_ours:
+            future.cancel()
+
+    def stop(self, *, wait: bool = True) -> None:
+        """Run `shut_down`, whose error this raises if it waits, and end the thread; a second call does nothing."""
+        if not self.is_ours:
+            return
+        with self._stopping:
+            if self._is_stopped:
+                return
+            self._is_stopped = True
+            ended = asyncio.run_coroutine_threadsafe(self._end(), self._loop)
+            ended.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._loop.stop))
+        if wait:
+            self._thread.join()
+            ended.result()
+
+    async def _end(self) -> None:
+        try:
+            await self._shut_down()
+        finally:
+            await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()}, return_exceptions=True)
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    loop.run_forever()
+    loop.close()

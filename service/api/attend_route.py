@@ -20,14 +20,14 @@ from service.wire.answer import write_json
 from service.wire.attend_request import CheckedRequest, RequestLimits, check_request
 from service.wire.attention_request import check_attention
 from service.wire.inference_codec import (
-    ATTENTION,
-    LAYER,
+    VERSION,
+    InferAttentionRequest,
+    InferRequest,
     WantedAnswer,
     read_inference,
     split_inference,
     write_inference,
 )
-from service.wire.inference_schemas import VERSION
 from service.wire.safetensors_codec import RequestTemplates, parse_safetensors, write_safetensors
 
 ROUTE = "/v1/layers/{layer}/attend"
@@ -107,7 +107,7 @@ class InferRoute:
     async def __call__(self, scope: Scope, _: Receive, send: Send) -> None:
         with RequestContext(self._layer_requests, scope) as context:
             limits, model = context.limits, context.model(find_model, scope["path_params"])
-            kind = ATTENTION if isinstance(model, ServedAttention) else LAYER
+            kind = InferAttentionRequest if isinstance(model, ServedAttention) else InferRequest
             json_length, coding = context.fields.make(_inference_fields, limits.take_offers)
             parts = await context.read(INFER_CODINGS, model, is_binary=json_length is not None)
 

@@ -16,13 +16,13 @@ from pydantic import BaseModel, Field
 
 from service import __version__
 from service.api.attend_route import find_model
+from service.api.outer_middleware import LayerTotals
 from service.api.problems import problem_responses
 from service.api.routes import ServiceView, check_ready
 from service.api.shared_work import Throttle
-from service.layer_totals import LayerTotals
 from service.layers.catalog import Served, ServedAttention
 from service.loop_time import LoopClock
-from service.wire.inference_schemas import VERSION
+from service.wire.inference_codec import VERSION
 
 PLATFORM = "attention_service"
 EXTENSIONS = ["binary_tensor_data", "parameters", "model_configuration", "statistics"]

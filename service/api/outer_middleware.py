@@ -71,6 +71,26 @@ class RequestRecord:
         return self.method not in ("GET", "HEAD") or self.status not in _UNCOUNTED.get(self.path, ())
 
 
+@dataclasses.dataclass(slots=True)
+class LayerTotals:
+    """Records of one layer, summed, with times in seconds: they become metrics and Open Inference's statistics.
+
+    `sequences` and `batches` count forward passes; `last_answer_s` is since the epoch.
+    """
+
+    successes: int = 0
+    success_s: float = 0.0
+    failures: int = 0
+    failure_s: float = 0.0
+    decode_s: float = 0.0
+    queue_s: float = 0.0
+    compute_s: float = 0.0
+    encode_s: float = 0.0
+    sequences: int = 0
+    batches: int = 0
+    last_answer_s: float = 0.0
+
+
 def start_record(scope: Scope, now: float) -> RequestRecord:
     sent = fields_of(scope)[b"x-request-id"]
     is_sane = sent and REQUEST_ID.fullmatch(sent[0])

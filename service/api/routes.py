@@ -18,11 +18,11 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
+from service.api.outer_middleware import LayerTotals
 from service.api.problems import problem_responses
 from service.api.shared_work import Memo
 from service.errors import NotReady
 from service.http.asgi import ClientGone, Receive
-from service.layer_totals import LayerTotals
 from service.layers.catalog import Catalog, ServedLayer
 
 R = TypeVar("R")

@@ -1,4 +1,4 @@
-"""Attend request from the command line: asks a server over HTTP, or an engine in this process.
+"""Attend request from the command line: asks a server over HTTP, or an engine in this process, and reports the answer.
 
 Invariants: The same JSON body passes the same checks on both ways. Without a server there are no size limits and no settings; a
 float64 query computes in float64, any other in float32. Arrays travel as base64, so no digit is lost. An error is one sentence.
@@ -7,22 +7,23 @@ float64 query computes in float64, any other in float32. Arrays travel as base64
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import orjson
 import pybase64
+import typer
 
 import attention_client
 from attention_client.answer import EXTRAS
-from attention_client.arrays import VALUES
+from attention_client.arrays import VALUES, bits_dtype
 from attention_client.options import without_password
-from service.errors import InvalidInput, ServiceError
+from service.commands.options import CommandFailed, console
+from service.errors import InvalidInput
 
 if TYPE_CHECKING:
     from service.attention.engine import Engine
@@ -32,12 +33,7 @@ TIMEOUT_S = 60.0
 _FOREIGN = "a field of the answer is missing or has another type"
 
 
-class AskFailed(ServiceError):
-    """The server is unreachable, is not the service, or returned an error; the command prints the message."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Reply:
+class Reply(NamedTuple):
     """Arrays by name: "output", and "weights", or "values", "indices" and "rest"; `facts` has the other fields.
 
     The output is [L, D] or [B, L, D]. Without a layer it has the layout of the query, and the scores, the lse and the present key
@@ -59,32 +55,34 @@ class Reply:
                     return found
         raise attention_client.BadAnswer(f"the answer lacks {name} of the requested shape")
 
+    def report(self, out: Path | None, *, as_json: bool) -> None:
+        """Print the answer as JSON or a summary of it; write its arrays to `out` if that is given."""
+        if out is not None:
+            self._write(out)
+        if as_json:
+            lists = {name: _lists(array) for name, array in self.arrays.items()}
+            typer.echo(orjson.dumps(lists | self.facts).decode())
+            return
+        screen = console()
+        for name, array in self.arrays.items():
+            screen.print(f"{name} {_about(array)}")
+        screen.print_json(data=self.facts)
+        if out is not None:
+            what = "the output alone is " if out.suffix == ".npy" and len(self.arrays) > 1 else ""
+            screen.print(f"{what}written to {out}", soft_wrap=True)
+
+    def _write(self, out: Path) -> None:
+        try:
+            with out.open("wb") as file:
+                if out.suffix == ".npy":
+                    np.save(file, self.arrays["output"], allow_pickle=False)
+                else:
+                    np.savez(file, allow_pickle=False, **self.arrays)
+        except OSError as error:
+            raise InvalidInput(f"{out} cannot be written: {error.strerror}") from None
+
 
 Ask: TypeAlias = Callable[[str | None, dict[str, Any]], Reply]
-
-
-def tensor_field(array: np.ndarray) -> dict[str, Any]:
-    """Return an array as the contract's base64 tensor object."""
-    data = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
-    return {"dtype": array.dtype.name, "shape": list(array.shape), "data": pybase64.b64encode(data).decode()}
-
-
-def load_array(path: Path, name: str | None = None) -> np.ndarray:
-    """Return the array of a .npy file; with a `name` also that array of an .npz file, or its only array."""
-    try:
-        with path.open("rb") as file:
-            found = np.load(file, allow_pickle=False)
-            if name is not None and not isinstance(found, np.ndarray):
-                found = found[name if name in found or len(found) != 1 else next(iter(found))]
-    except OSError as error:
-        raise InvalidInput(f"{path} cannot be read: {error.strerror or error}") from None
-    except KeyError:
-        raise InvalidInput(f"{path} has no array called {name}") from None
-    except Exception as error:  # for damaged bytes numpy and zipfile raise a dozen unrelated types
-        raise InvalidInput(f"{path} is not a readable {'.npy or .npz' if name else '.npy'} file") from error
-    if not isinstance(found, np.ndarray):
-        raise InvalidInput(f"{path} must hold one array (.npy)")
-    return found
 
 
 @contextlib.contextmanager
@@ -92,7 +90,7 @@ def asking(where: Path | str, api_key: str | None = None) -> Iterator[Ask]:
     """Yield a function that sends one body after another, over one client of a URL or to one engine in this process.
 
     If `where` is a directory, the engine computes with the layers stored there. Layer None is attention on the body's own
-    tensors. The function raises AskFailed with the server's message or, without a server, the error of the check.
+    tensors. The function raises CommandFailed with the server's message or, without a server, the error of the check.
     """
     if isinstance(where, Path):
         # Imported here, because asking a server needs no torch, which takes seconds to import.
@@ -120,9 +118,9 @@ def asking(where: Path | str, api_key: str | None = None) -> Iterator[Ask]:
                 client.attention_json(body) if layer is None else client.attend_json(layer, body)
             )
     except attention_client.BadAnswer as error:
-        raise AskFailed(f"{without_password(where)} does not answer as the service does: {error.message}") from None
+        raise CommandFailed(f"{without_password(where)} does not answer as the service does: {error.message}") from None
     except attention_client.ServiceError as error:
-        raise AskFailed((f"{error.status} {error.code}: " if error.status else "") + error.message) from None
+        raise CommandFailed((f"{error.status} {error.code}: " if error.status else "") + error.message) from None
 
 
 def _computed(engine: Engine, model: Served, body: dict[str, Any]) -> Reply:
@@ -161,33 +159,27 @@ def _reply(found: dict[str, Any]) -> Reply:
         orjson.dumps(facts)
     except orjson.JSONEncodeError:  # a number or a text that the command could not print
         raise attention_client.BadAnswer(_FOREIGN) from None
-    return Reply(
-        {name: _array(field, "int32" if name == "indices" else "float32") for name, field in fields.items()}, facts
-    )
+    return Reply({name: _array(field) for name, field in fields.items()}, facts)
 
 
-def _array(field: Any, name: str) -> np.ndarray:
-    """Return a tensor of an answer, in any of its forms, where lists have the dtype `name`; "nan" and "inf" become floats.
-
-    Raises BadAnswer.
-    """
+def _array(field: Any) -> np.ndarray:
+    """Return a tensor of an answer; raises BadAnswer."""
     match field:
-        case list():
-            shape = None
-            data: list[Any] | str = field
-        case {"dtype": str(name), "shape": list(shape), "data": list() | str() as data} if name in VALUES:
-            pass
-        case _:
-            raise attention_client.BadAnswer(_FOREIGN)
-    # NumPy has no bfloat16; a float32 with the same upper bits is the same number.
-    dtype = np.dtype("float32" if name == "bfloat16" else name).newbyteorder("<")
-    try:
-        if isinstance(data, list):
-            found = np.array(data, dtype=object).astype(dtype)
-        elif name == "bfloat16":
-            found = (np.frombuffer(pybase64.b64decode(data), "<u2").astype("<u4") << 16).view(dtype)
-        else:
-            found = np.frombuffer(pybase64.b64decode(data), dtype)
-        return found if shape is None else found.reshape(shape)
-    except (TypeError, ValueError, OverflowError):  # values of another type, too few of them, or ragged lists
-        raise attention_client.BadAnswer(_FOREIGN) from None
+        case {"dtype": str(name), "shape": list(shape), "data": str(data)} if name in VALUES:
+            with contextlib.suppress(TypeError, ValueError, OverflowError):
+                bits = np.frombuffer(pybase64.b64decode(data), bits_dtype(name)).reshape(shape)
+                # NumPy has no bfloat16; a float32 with the same upper bits is the same number.
+                return (bits.astype("<i4") << 16).view("<f4") if name == "bfloat16" else bits
+    raise attention_client.BadAnswer(_FOREIGN)
+
+
+def _lists(array: np.ndarray) -> Any:
+    """Return nested lists; "nan", "inf" and "-inf" stand for numbers that JSON does not have, as in the service's answers."""
+    if array.dtype.kind != "f" or np.isfinite(array).all():
+        return array.tolist()
+    return np.where(np.isfinite(array), array.astype(object), array.astype("U8")).tolist()
+
+
+def _about(array: np.ndarray) -> str:
+    about, wide = f"{array.dtype} {list(array.shape)}", array.astype("float64")
+    return f"{about}  min {wide.min():.4g}  mean {wide.mean():.4g}  max {wide.max():.4g}" if array.size else about

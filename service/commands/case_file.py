@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
-from attention_client import safetensors_body
-from attention_client.arrays import Raw, bits_dtype
+from attention_client.arrays import Raw, bits_dtype, read
 from service.errors import InvalidInput
 
+TENSORS = ("query", "key", "value", "output")
+# The layouts of tensors that are not packed, by their number of axes.
+LAYOUTS = {2: ("ld",), 3: ("bld", "hld", "lhd"), 4: ("bhld", "blhd")}
 # By dtype: bits of the fraction, least exponent, and the tolerance as a fraction of the output's largest magnitude.
 _FLOATS = {
     "float16": (10, -14, 4e-3),
@@ -31,10 +33,14 @@ class CaseFile(NamedTuple):
 
 
 def read_case(path: Path) -> CaseFile:
-    """Return the case; raises InvalidInput if the file is not a safetensors file, or its `request` is not a JSON object."""
+    """Return the case.
+
+    Raises InvalidInput if the file is not a safetensors file, a tensor is missing or not of floats, or its `request` is not a
+    JSON object of fields that a case can fix.
+    """
     try:
         body = path.read_bytes()
-        tensors, metadata = safetensors_body.read(body)
+        tensors, metadata = read(body)
         request = orjson.loads(metadata.get("request", "{}"))
         if "golden" in metadata:  # a vector of the command `golden`; `compare` finds its masks itself
             request = dict(orjson.loads(metadata["golden"])["request"])
@@ -46,7 +52,29 @@ def read_case(path: Path) -> CaseFile:
     if not isinstance(request, dict):
         raise InvalidInput(f"the metadata request of {path} must be a JSON object")
     tensors = {name.replace("masks.0.values", "mask"): tensor for name, tensor in tensors.items()}
+    for name in TENSORS:
+        if name not in tensors or "float" not in tensors[name].dtype:
+            raise InvalidInput(f"the case has no tensor {name} of floats")
+    for name, fixed in request.items():
+        if not _can_fix(name, fixed):
+            names = "num_heads, num_kv_heads, window, layout, scale, softcap"
+            raise InvalidInput(f"the request of a case can fix {names} with its own kind of value, got {name}")
     return CaseFile(tensors, request, hashlib.sha256(body).hexdigest())
+
+
+def _can_fix(name: str, value: Any) -> bool:
+    match name, value:
+        case _, bool():
+            return False
+        case "num_heads" | "num_kv_heads", int():
+            return value >= 1
+        case "window", int():
+            return value >= 0
+        case "layout", str():
+            return value == "packed" or any(value in known for known in LAYOUTS.values())
+        case "scale" | "softcap", int() | float():
+            return value != 0
+    return False
 
 
 def rounded(array: np.ndarray, dtype: str) -> Raw:

@@ -8,14 +8,19 @@ machine.
 
 from __future__ import annotations
 
+import hashlib
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import orjson
 
-from attention_client.arrays import Raw
+from attention_client.arrays import Raw, write
+from service import __version__
 from service.attention.reference import added_by, scaled_dot_product
-from service.commands.asking import tensor_field
+from service.commands.arguments import tensor_field
 from service.commands.case_file import rounded, widened
+from service.errors import InvalidInput
 
 QUERIES, KEYS, WIDTH, VALUE_WIDTH = 5, 7, 8, 6
 LEFT, BLOCKED = 2, 0.3  # keys to the left in a window; the fraction of keys that a table of booleans blocks
@@ -25,7 +30,7 @@ POISON = {"float16": 1e3, "bfloat16": 1e30, "float32": 1e30, "float64": 1e30}
 
 
 class Vector(NamedTuple):
-    """The options of one test vector; `masks` are names that `_mask` takes."""
+    """The options of one test vector; `masks` are names that `_mask` takes. A `past` needs a layout with B."""
 
     name: str
     layout: str = "bhld"
@@ -38,8 +43,9 @@ class Vector(NamedTuple):
 
 
 class Golden(NamedTuple):
-    """Inputs and other fields of a request by name, the output in its layout, and the log-sum-exp [B, H, L]."""
+    """Inputs and other fields of a vector's request by name, the output in its layout, and the log-sum-exp [B, H, L]."""
 
+    vector: Vector
     inputs: dict[str, Raw]
     request: dict[str, Any]
     output: np.ndarray
@@ -54,6 +60,25 @@ class Golden(NamedTuple):
             values = fields.pop(f"masks.{place}.values", None)
             masks.append(mask if values is None else mask | {"values": values})
         return self.request | fields | {"masks": masks}
+
+    def write(self, out: Path, seed: int) -> None:
+        """Write inputs and references. The metadata is one key, because the library orders several keys at random."""
+        data = b"".join(self.inputs[name].bits.tobytes() for name in sorted(self.inputs))
+        about = {
+            "name": self.vector.name,
+            "description": self.description,
+            "request": self.request,
+            "seed": seed,
+            "sha256": hashlib.sha256(data).hexdigest(),
+            "made_by": {"attention-service": __version__, "numpy": np.__version__},
+        }
+        references = {"output": rounded(self.output, "float64"), "lse": rounded(self.lse, "float64")}
+        path = out / f"{self.vector.name}.safetensors"
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(write(self.inputs | references, {"golden": orjson.dumps(about).decode()}))
+        except OSError as error:
+            raise InvalidInput(f"{path} cannot be written: {error.strerror}") from None
 
 
 _LAYOUTS = ("ld", "bld", "hld", "lhd", "bhld", "blhd", "packed")
@@ -95,8 +120,7 @@ def golden_of(vector: Vector, seed: int) -> Golden:
     inputs = dict(zip(("query", "key", "value"), arrays, strict=True))
     if vector.past:
         for name in ("key", "value"):
-            past, inputs[name] = np.split(inputs[name], [vector.past], axis=2)
-            inputs[f"past_{name}"] = past if "b" in axes else past[0]
+            inputs[f"past_{name}"], inputs[name] = np.split(inputs[name], [vector.past], axis=2)
     for name in ("query", "key", "value"):
         inputs[name] = _laid_out(inputs[name], vector.layout, axes)
     sinks = None
@@ -111,7 +135,8 @@ def golden_of(vector: Vector, seed: int) -> Golden:
     about = (
         f"masks {', '.join(vector.masks) or 'none'}; {unread.sum()} of {unread.size} keys hold {POISON[vector.dtype]:g}"
     )
-    return Golden(raws, _request(vector, masks, (h, g)), _laid_out(output, vector.layout, axes), lse, about)
+    laid_out = _laid_out(output, vector.layout, axes)
+    return Golden(vector, raws, _request(vector, masks, (h, g)), laid_out, lse, about)
 
 
 def _request(vector: Vector, masks: list[dict[str, Any]], heads: tuple[int, int]) -> dict[str, Any]:

@@ -7,30 +7,22 @@ default it derives the address from the service's settings. It follows no redire
 
 from __future__ import annotations
 
-import sys
+import contextlib
+import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
 
 import typer
 
+from service.commands.options import Url, service_url
 from service.errors import InvalidInput
 
 if TYPE_CHECKING:
     from http.client import HTTPConnection
 
-    from service.settings import Settings
-
-# A service that listens on every address also listens on the loopback address.
-_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 (compared, not bound)
 _READY = 200
 _MAX_ANSWER_BYTES = 65536
-
-Url = Annotated[
-    str | None,
-    typer.Option(
-        "--url", envvar="ATTENTION_URL", help="address of the service; default: from ATTENTION_HOST and ATTENTION_PORT"
-    ),
-]
 
 
 def health(
@@ -39,42 +31,22 @@ def health(
 ) -> None:
     """Ask /readyz: exit code 0 = ready, 1 = not."""
     is_ready, message = ask(service_url(url), timeout_s)
-    (sys.stdout if is_ready else sys.stderr).write(f"{message}\n")
+    typer.echo(message, err=not is_ready)
     raise typer.Exit(0 if is_ready else 1)
-
-
-def service_url(given: str | None) -> str:
-    """Return the given address, else that of a service with the settings of this environment."""
-    from service.settings import load_settings  # it takes 0.3 s to import
-
-    return given or own_url(load_settings())
-
-
-def own_url(settings: Settings) -> str:
-    """Return the local URL of a service with these settings; raises SettingsError for port 0, which is not known here."""
-    from service.settings import SettingsError
-
-    if settings.port == 0:
-        raise SettingsError("ATTENTION_PORT: 0 lets the service choose its port; give --url")
-    host = _LOOPBACK.get(settings.host, settings.host)
-    scheme = "http" if settings.tls_cert_file is None else "https"
-    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{settings.port}"
 
 
 def ask(url: str, timeout_s: float) -> tuple[bool, str]:
     """Return whether the service is ready, and one line with the state or the reason; raises InvalidInput."""
     from http.client import HTTPException
 
-    connection = _connection(url, timeout_s)
     try:
-        connection.request("GET", urlsplit(url).path.rstrip("/") + "/readyz")
-        answer = connection.getresponse()
-        body = answer.read(_MAX_ANSWER_BYTES)
+        with contextlib.closing(_connection(url, timeout_s)) as connection:
+            connection.request("GET", urlsplit(url).path.rstrip("/") + "/readyz")
+            answer = connection.getresponse()
+            body = answer.read(_MAX_ANSWER_BYTES)
     except (OSError, HTTPException) as error:
         why = getattr(error, "strerror", None) or type(error).__name__
         return False, f"not ready: no answer from {url.rpartition('@')[2]} ({why})"  # no password
-    finally:
-        connection.close()
     is_ready = answer.status == _READY and _text(body, "status") == "ready"  # another server may answer 200 too
     return is_ready, "ready" if is_ready else f"not ready: {answer.status} {_text(body, 'detail')}".rstrip()
 
@@ -83,23 +55,19 @@ def _connection(url: str, timeout_s: float) -> HTTPConnection:
     import http.client
     import ssl
 
-    try:
-        where = urlsplit(url)
-        host, port = where.hostname or "", where.port
-        host.encode("idna"), where.path.encode("ascii")  # as the request does; IDNA refuses an empty or a long label
-        connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
-        is_valid = host != "" and where.scheme in ("http", "https")
-    except (ValueError, http.client.InvalidURL):
-        is_valid = False
-    if not is_valid:
-        raise InvalidInput(f"--url must be like http://127.0.0.1:8000, not {url.rpartition('@')[2]}")
-    if where.scheme == "http":
-        return connection
     # The certificate has the service's public name, not the address used here; the request has no secret.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
-    return http.client.HTTPSConnection(host, port, timeout=timeout_s, context=context)
+    secure = functools.partial(http.client.HTTPSConnection, context=context)
+    kinds: dict[str, Callable[..., HTTPConnection]] = {"http": http.client.HTTPConnection, "https": secure}
+    try:
+        where = urlsplit(url)
+        host = where.hostname or "."
+        host.encode("idna"), where.path.encode("ascii")  # as the request does; IDNA refuses an empty or a long label
+        return kinds[where.scheme](host, where.port, timeout=timeout_s)
+    except (KeyError, ValueError, http.client.InvalidURL):
+        raise InvalidInput(f"--url must be like http://127.0.0.1:8000, not {url.rpartition('@')[2]}") from None
 
 
 def _text(body: bytes, name: str) -> str:

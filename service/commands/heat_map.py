@@ -1,4 +1,4 @@
-"""Heat map: draws attention weights as a table in the terminal, labelled with words.
+"""Heat map: one head's attention weights, of an answer or a file, as a table in the terminal, labelled with words.
 
 Invariants: Only the weight decides a colour. The legend's bounds are exact: `*` above 0.5, `+` above 0.2, `.` above 0.05, blank
 otherwise.
@@ -7,12 +7,19 @@ otherwise.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
+
+from service.commands.arguments import load_array
+from service.commands.asking import Ask
+from service.commands.options import console
+from service.errors import InvalidInput
 
 LEGEND = ((0.5, "*"), (0.2, "+"), (0.05, "."))
 # From nearly black to bright, because the eye reads brightness as strength.
@@ -21,6 +28,47 @@ _RAMP = ("#1a1a2e", "#16325c", "#0f4c81", "#1f7a8c", "#3fa796", "#8cc84b", "#f5d
 
 def legend_mark(weight: float) -> str:
     return next((mark for bound, mark in LEGEND if weight > bound), " ")
+
+
+def asked_head(ask: Ask, layer: str | None, body: dict[str, Any], sequence: int, head: int) -> np.ndarray:
+    """Return the weights [L, S] that the layer computes for one sequence and head; raises InvalidInput for a missing sequence."""
+    reply = ask(layer, {**body, "weights": {"form": "heads", "heads": [head]}})
+    weights = reply.array("weights", (1, None, None), (None, 1, None, None))
+    sequences: list[np.ndarray] = [*weights.reshape(-1, *weights.shape[-2:])]
+    if sequence >= len(sequences):
+        raise InvalidInput(f"--sequence must be below {len(sequences)}, the number of sequences")
+    return sequences[sequence]
+
+
+def stored_head(path: Path, sequence: int, head: int | None) -> tuple[np.ndarray, str]:
+    """Return the weights [L, S] of one sequence and head in a file, and their title; raises InvalidInput if it lacks them."""
+    array = load_array(path, "weights")
+    found = f"{array.dtype} {list(array.shape)}"
+    if array.ndim not in (2, 3, 4) or array.dtype.kind != "f" or not array.size:
+        raise InvalidInput(f"{path} must hold weights [B, H, L, S], [B, L, S] or [L, S], got {found}")
+    has_heads = array.ndim == 4  # noqa: PLR2004 ([B, H, L, S])
+    if head is not None and not has_heads:
+        raise InvalidInput(f"{path} has no heads to choose from: {found}; --sequence chooses from [H, L, S]")
+    table = array.reshape(-1, array.shape[1] if has_heads else 1, *array.shape[-2:])
+    for option, index, size in zip(("--sequence", "--head"), (sequence, head or 0), table.shape, strict=False):
+        if index >= size:
+            raise InvalidInput(f"{option} must be below {size}")
+    return table[sequence, head or 0], f"{path.name}, head {head or 0}" if has_heads else path.name
+
+
+def print_map(weights: np.ndarray, tokens: str | None, key_tokens: str | None, title: str, *, use_legend: bool) -> None:
+    rows, columns = weights.shape
+    queries = _words(tokens, rows, "--tokens")
+    keys = _words(key_tokens, columns, "--key-tokens") if key_tokens or rows != columns else queries
+    screen = console()
+    screen.print(draw(weights, queries, keys, title=title, use_legend=use_legend, width=screen.width))
+
+
+def _words(text: str | None, count: int, option: str) -> list[str]:
+    words = [str(i) for i in range(count)] if text is None else text.split()
+    if len(words) != count:
+        raise InvalidInput(f"{option} has {len(words)} words for {count} rows")
+    return words
 
 
 def draw(

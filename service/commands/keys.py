@@ -5,7 +5,6 @@ Invariants: The key is printed once, to stderr, and stored nowhere. Only the lin
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
@@ -33,5 +32,5 @@ def new(
     if not name.isprintable():
         raise InvalidInput("--name must be one line of printable characters")
     secret = new_secret()
-    sys.stderr.write(f"{secret}\n")
-    sys.stdout.write(line_for(secret, Role(role)) + (f"  # {name}" if name else "") + "\n")
+    typer.echo(secret, err=True)
+    typer.echo(line_for(secret, Role(role)) + (f"  # {name}" if name else ""))

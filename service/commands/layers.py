@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from service.commands.console import console
+from service.commands.options import console
 from service.errors import LayerError, LayerMissing
 from service.layers.wording import about
 
@@ -26,6 +26,9 @@ CHECK_SEED = 7
 # Over a few hundred products, errors of float32 against float64 are near 1e-6 of the largest value.
 TOLERANCE = 1e-4
 MAX_HEAD_BYTES = 64 * 1024
+# As in layers/store.py, whose import takes seconds; a test compares them.
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+SDPA = "sdpa"
 _DTYPES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
 
 LAYERS_DIR = Path(".layers")  # the setting's default; an import of the settings takes 0.3 s
@@ -77,16 +80,25 @@ def import_(
     chosen: Any = dict(layer=layer, prefix=prefix, family=family, heads=heads, add_zero_attn=add_zero_attn, scale=scale)
     (path,), pairs = separated(context, [str(source)], map_)
     with console(stderr=True).status("importing …"):
+        from service.layers.families import FAMILIES
         from service.layers.importer import import_layer  # torch takes seconds to import
         from service.layers.key_map import parse_key_map
 
         stored = import_layer(path, name=name, key_map=parse_key_map(pairs, fused), **chosen)
         parity = _save(stored, layers_dir, replace=replace)
-    _print(stored, parity)
+    spec, dtype = stored.spec, str(stored.dtype).removeprefix("torch.")
+    sizes = f"{spec.query_width} wide, {spec.num_heads} heads of {spec.head_width}"
+    typer.echo(f"{name}: family {stored.family}, {sizes}, {dtype}, {stored.digest[:19]}…")
+    typer.echo(f"{name}: parity with float64: {parity}")
+    if any(known.is_causal for known in FAMILIES if known.name == stored.family):
+        typer.echo(f'{name}: its model masks the future; send "masks": [{{"kind": "causal"}}] with each request')
 
 
-def _save(stored: StoredLayer, layers_dir: Path, *, replace: bool) -> Parity:
-    """Store the layer. Raise LayerError if it has no parity or, without `replace`, if another layer or file has its name."""
+def _save(stored: StoredLayer, layers_dir: Path, *, replace: bool) -> str:
+    """Store the layer, and return its parity in words.
+
+    Raises LayerError if it has none or, without `replace`, if another layer or file has its name.
+    """
     from service.layers.store import Store
 
     store = Store(layers_dir)
@@ -102,22 +114,11 @@ def _save(stored: StoredLayer, layers_dir: Path, *, replace: bool) -> Parity:
             "choose another --name, or overwrite it with --replace"
         )
     with about(f'layer "{stored.name}" is not stored'):
-        parity = _parity(stored, stored)
-        if not parity.is_close:
+        is_close, parity = _parity(stored, stored)
+        if not is_close:
             raise LayerError(f"float32 is too far from its float64 reference, {parity}")
     store.save(stored)
     return parity
-
-
-def _print(stored: StoredLayer, parity: Parity) -> None:
-    from service.layers.families import FAMILIES
-
-    spec, dtype = stored.spec, str(stored.dtype).removeprefix("torch.")
-    sizes = f"{spec.query_width} wide, {spec.num_heads} heads of {spec.head_width}"
-    typer.echo(f"{stored.name}: family {stored.family}, {sizes}, {dtype}, {stored.digest[:19]}…")
-    typer.echo(f"{stored.name}: parity with float64: {parity}")
-    if any(family.is_causal for family in FAMILIES if family.name == stored.family):
-        typer.echo(f'{stored.name}: its model masks the future; send "masks": [{{"kind": "causal"}}] with each request')
 
 
 @app.command("list")
@@ -153,6 +154,8 @@ def _row(path: Path) -> tuple[str, ...]:
     """Return a row of the list from the header of a stored layer's file, without torch, which takes seconds to import."""
     import orjson
 
+    if NAME.fullmatch(path.stem) is None or path.stem == SDPA:
+        raise LayerError("no layer can have this name, so the service does not serve it")
     try:
         if not path.is_file():  # opening a named pipe would wait for a writer
             raise LayerError("the file is not a regular file")
@@ -198,31 +201,15 @@ def check(
         origin = import_layer(path, name=name, key_map=parse_key_map(pairs, fused), **chosen)
     if stored.spec != origin.spec:
         raise LayerError("the stored layer and the source differ in their widths, heads, scale or biases")
-    parity = _parity(stored, origin)
+    is_close, parity = _parity(stored, origin)
     same = "the same digest" if stored.digest == origin.digest else "another digest"
-    typer.echo(f"{stored.name}: {parity}; {same}: {'parity' if parity.is_close else 'NO PARITY'}")
-    if not parity.is_close:
+    typer.echo(f"{name}: {parity}; {same}: {'parity' if is_close else 'NO PARITY'}")
+    if not is_close:
         raise typer.Exit(1)
 
 
-class Parity(NamedTuple):
-    """Max abs errors of output and weights, and the reference's largest output."""
-
-    output_error: float
-    weights_error: float
-    size: float
-
-    @property
-    def is_close(self) -> bool:
-        return self.output_error <= TOLERANCE * self.size and self.weights_error <= TOLERANCE
-
-    def __str__(self) -> str:
-        output = f"max abs error output {self.output_error:.3g} (largest value {self.size:.3g})"
-        return f"{output}, weights {self.weights_error:.3g}"
-
-
-def _parity(stored: StoredLayer, origin: StoredLayer) -> Parity:
-    """Compare `stored` with the reference on the tensors of `origin`, on seeded random rows."""
+def _parity(stored: StoredLayer, origin: StoredLayer) -> tuple[bool, str]:
+    """Compare `stored` with the reference on the tensors of `origin`, on seeded random rows; return the errors in words too."""
     import numpy as np
     import torch
 
@@ -244,4 +231,6 @@ def _parity(stored: StoredLayer, origin: StoredLayer) -> Parity:
     assert isinstance(served.weights, torch.Tensor), "form heads gives one tensor. This is a bug."
     output_error = float(np.abs(served.output[0].numpy() - expected).max())
     weights_error = float(np.abs(served.weights[0].numpy() - expected_weights).max())
-    return Parity(output_error, weights_error, max(float(np.abs(expected).max()), math.ulp(1.0)))
+    size = max(float(np.abs(expected).max()), math.ulp(1.0))
+    is_close = output_error <= TOLERANCE * size and weights_error <= TOLERANCE
+    return is_close, f"max abs error output {output_error:.3g} (largest value {size:.3g}), weights {weights_error:.3g}"

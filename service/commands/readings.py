@@ -15,17 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from service.attention.reference import added_by, scaled_dot_product
-from service.commands.asking import Ask, tensor_field
-from service.commands.case_file import CaseFile, errors, widened
+from service.commands.arguments import tensor_field
+from service.commands.asking import Ask
+from service.commands.case_file import LAYOUTS, TENSORS, CaseFile, errors, widened
 from service.errors import InvalidInput
 
-# The fields that a case may fix, and the type of each value.
-FIELDS: dict[str, Any] = dict.fromkeys(("num_heads", "num_kv_heads", "window"), int)
-FIELDS |= {"layout": str, "scale": int | float, "softcap": int | float}
-LEAST = {"num_heads": 1, "num_kv_heads": 1, "window": 0}
-LAYOUTS = {2: ("ld",), 3: ("bld", "hld", "lhd"), 4: ("bhld", "blhd")}
 AXES = {1: ("s",), 2: ("ls", "bs"), 3: ("hls", "bls"), 4: ("bhls",)}
-TENSORS = ("query", "key", "value", "output")
 Arrays = dict[str, np.ndarray]
 Masks = list[dict[str, Any]]
 """The masks of a request, their values as arrays."""
@@ -159,18 +154,3 @@ def _positions(sizes: tuple[int, ...], window: int | None) -> Iterator[tuple[str
             masks.append({"kind": "window", "left": width, "right": width, "align": align})
             words.append(f"window {width}")
         yield " ".join([*words, *[align] * bool(words and rows != keys)]), masks
-
-
-def checked(case: CaseFile) -> CaseFile:
-    """Return the case; raises InvalidInput for a tensor that is missing or not of floats, or a field that a case cannot fix."""
-    for name in TENSORS:
-        if name not in case.tensors or "float" not in case.tensors[name].dtype:
-            raise InvalidInput(f"the case has no tensor {name} of floats")
-    for name, fixed in case.request.items():
-        is_known = fixed in (*itertools.chain(*LAYOUTS.values()), "packed") if name == "layout" else name in FIELDS
-        is_valid = is_known and not isinstance(fixed, bool) and isinstance(fixed, FIELDS[name])
-        if not is_valid or (fixed < LEAST[name] if name in LEAST else fixed == 0):
-            raise InvalidInput(
-                f"the request of a case can fix {', '.join(FIELDS)} with its own kind of value, got {name}"
-            )
-    return case

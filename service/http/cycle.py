@@ -30,8 +30,6 @@ Piece = bytes | bytearray | memoryview
 class WriteCoalescer:
     """Coalesces the writes of all connections on one loop."""
 
-    __slots__ = ("_has_sent_first", "_tick", "_waiting")
-
     def __init__(self) -> None:
         self._waiting: list[Callable[[], object]] = []
         self._has_sent_first = False
@@ -81,8 +79,6 @@ class CoalescingTransport:
     A response head waits for the first bytes of its body and is sent with them: alone it would cost a system call and a packet,
     and wake the client. Both may also wait for responses of other connections (`WriteCoalescer`). `close` calls `on_close`.
     """
-
-    __slots__ = ("_coalescer", "_head", "_held", "_on_close", "_transport", "is_closing", "is_head")
 
     def __init__(self, transport: asyncio.Transport, coalescer: WriteCoalescer, on_close: Callable[[], None]) -> None:
         self._transport = transport
@@ -139,15 +135,14 @@ class Flow(FlowControl):
             super().resume_reading()
 
 
-def request_scope(common: dict[str, Any], head: Head, state: dict[str, Any]) -> dict[str, Any]:
-    """Return a request's ASGI scope; `common` is what all requests of a connection share."""
+def request_scope(head: Head) -> dict[str, Any]:
+    """Return the part of a request's ASGI scope that its head decides."""
     # A copy of the fields, because an application may change its scope.
     line, fields, named = head.line, list(head.fields), head.named
     if head.authority:
         fields = [*(field for field in fields if field[0] != b"host"), (b"host", head.authority)]
         named = HeaderFields(fields)
     return {
-        **common,
         "http_version": line.version,
         "method": line.method,
         "path": line.path,
@@ -155,21 +150,15 @@ def request_scope(common: dict[str, Any], head: Head, state: dict[str, Any]) -> 
         "query_string": line.query,
         "headers": fields,
         FIELDS: named,
-        "state": state.copy(),
     }
 
 
 class Cycle(RequestResponseCycle):
-    """uvicorn's cycle, with six differences.
+    """uvicorn's cycle, which also reports the arrival of the body and a disconnect without a task or a timer.
 
-    - `fail` makes `receive` raise an error.
-    - `send` raises ClientGone if the client disconnected before the end of the response.
-    - It drops the rest of a body that exceeds a bound, or that is unread when the response is complete.
-    - It sends no chunks to clients before HTTP/1.1.
-    - It sends the head of a response together with the beginning of its body.
-    - It reports the arrival of the body (`on_bytes`) and a disconnect (`on_disconnect`) without a task or a timer.
-
-    `may_be_reused` returns whether the connection takes another request after the response that begins now.
+    It drops the rest of a body that exceeds a bound, or that is unread when the response is complete. `send` raises ClientGone if
+    the client disconnected before the end of the response, and sends no chunks to clients before HTTP/1.1. `may_be_reused`
+    returns whether the connection takes another request after the response that begins now.
     """
 
     transport: CoalescingTransport  # type: ignore[assignment]
@@ -206,12 +195,10 @@ class Cycle(RequestResponseCycle):
         self._on_disconnect: Callable[[], object] | None = None
         self._on_bytes: Callable[[int], object] | None = None
         self._pieces: list[Piece] = []
-        self._num_bytes = 0
         self._read_ahead = read_ahead
-        self._num_ahead = 0  # the bytes of `_num_bytes` that `read_ahead` counts
+        self._num_ahead = 0  # the bytes of `_pieces` that `read_ahead` counts
         scope[CYCLE] = self
-        self._is_old = scope["http_version"] == "1.0"
-        if self._is_old:
+        if scope["http_version"] == "1.0":
             self.chunked_encoding = False
 
     async def run_asgi(self, app: Any) -> None:
@@ -222,16 +209,15 @@ class Cycle(RequestResponseCycle):
         self._take_pieces()  # free unread pieces: the cycle lives as long as its connection, which may linger
 
     def fail(self, failure: ServiceError) -> None:
-        """Stop reading a broken body: `receive` raises `failure`, and the response is the connection's last."""
+        """Free the body so far, and drop the rest; `receive` raises `failure`."""
         self._failure, self._has_failed = failure.with_traceback(None), True  # its frames hold the bytes
-        self.keep_alive = False
+        self._on_bytes = None
+        self._take_pieces()
         self.message_event.set()
 
     def report_disconnect(self) -> None:
-        """Tell the application that the connection is lost."""
         if self._on_disconnect is not None:
-            callback, self._on_disconnect = self._on_disconnect, None
-            callback()
+            self._on_disconnect()
 
     def on_bytes(self, callback: Callable[[int], object] | None) -> None:
         """Call `callback` with the number of body bytes so far, and with that of each later part; None cancels this.
@@ -239,9 +225,9 @@ class Cycle(RequestResponseCycle):
         If `callback` raises a ServiceError, `receive` raises it, or this method does.
         """
         self._on_bytes = callback
-        if callback is not None and self._num_bytes:
+        if callback is not None and self._pieces:
             self._release_ahead()
-            callback(self._num_bytes)
+            callback(sum(map(len, self._pieces)))
 
     def on_disconnect(self, callback: Callable[[], object] | None) -> None:
         """Call `callback` when the client disconnects before its complete answer, at once if it already has; None cancels it."""
@@ -256,7 +242,16 @@ class Cycle(RequestResponseCycle):
         bounded already, and each pause would cost two loop ticks.
         """
         self.more_body = not is_whole
-        if not self._is_taken(len(piece)):
+        if self._has_failed:
+            return
+        try:
+            if self._on_bytes is not None:
+                self._on_bytes(len(piece))
+            else:
+                self._read_ahead.take(len(piece))
+                self._num_ahead += len(piece)
+        except ServiceError as error:
+            self.fail(error)
             return
         last = self._pieces[-1] if self._pieces else b""
         if 0 < len(last) < SMALL_BYTES:  # one object for each byte would take forty times the memory
@@ -264,38 +259,17 @@ class Cycle(RequestResponseCycle):
             grown += piece
         else:
             self._pieces.append(piece)
-        self._num_bytes += len(piece)
         if is_whole:
             self.message_event.set()
-        elif self._on_bytes is None and self._num_bytes > MAX_AHEAD_BYTES:
+        elif self._num_ahead > MAX_AHEAD_BYTES:
             self.flow.pause_reading()
             self.message_event.set()
         else:
             self.flow.resume_reading()
 
-    def _is_taken(self, num_bytes: int) -> bool:
-        """Return whether `num_bytes` more are accepted, by the `on_bytes` callback or else by the bound on bytes read ahead.
-
-        If not, free the body so far and drop the rest.
-        """
-        if self._has_failed:
-            return False
-        try:
-            if self._on_bytes is not None:
-                self._on_bytes(num_bytes)
-            else:
-                self._read_ahead.take(num_bytes)
-                self._num_ahead += num_bytes
-        except ServiceError as error:
-            self._failure, self._has_failed, self._on_bytes = error.with_traceback(None), True, None
-            self._take_pieces()
-            self.message_event.set()
-            return False
-        return True
-
     def _take_pieces(self) -> list[Piece]:
         self._release_ahead()
-        pieces, self._pieces, self._num_bytes = self._pieces, [], 0
+        pieces, self._pieces = self._pieces, []
         return pieces
 
     def _release_ahead(self) -> None:
@@ -329,7 +303,7 @@ class Cycle(RequestResponseCycle):
     async def send(self, message: Any) -> None:
         if self.keep_alive and not self.response_started:
             self.keep_alive = self._may_be_reused()
-        if self._is_old:
+        if self.scope["http_version"] == "1.0":
             # The response ends with the connection (RFC 9112, section 6.3), but uvicorn counts down an expected length.
             self.expected_content_length = len(message.get("body", b""))
         if message.get("more_body"):

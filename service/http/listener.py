@@ -17,9 +17,7 @@ import ssl
 import sys
 import termios
 from collections.abc import Callable
-from typing import Any, TypeVar
-
-T = TypeVar("T")
+from typing import Any
 
 BACKLOG = 2048
 MAX_OVERFLOW = 64
@@ -72,19 +70,6 @@ class ConnectionSlot:
             self._socket.shutdown(socket.SHUT_RDWR)
 
 
-class ConnectionSet(set[T]):
-    """uvicorn's set of connections, which shrinks by `discard` only; whenever that empties it, `emptied` is set."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.emptied = asyncio.Event()
-
-    def discard(self, item: object) -> None:
-        super().discard(item)
-        if not self:
-            self.emptied.set()
-
-
 class Listener:
     """Accepts connections on one bound socket, on the running loop; `make` gives a connection its protocol.
 
@@ -121,34 +106,44 @@ class Listener:
     def close(self) -> set[asyncio.Task[None]]:
         """Stop accepting, and return the tasks of all connections whose TLS handshake is unfinished.
 
-        Those that wait in the kernel are accepted first, because closing the socket resets them. If that fails, because no
-        descriptor is left, the error is reported.
+        Those that wait in the kernel are accepted first, because closing the socket resets them.
         """
         if self._pause is not None:
             self._pause.cancel()
         self._loop.remove_reader(self._socket)
-        while True:
-            try:
-                self._begin(self._socket.accept()[0])
-            except BlockingIOError:
-                break
-            except ConnectionAbortedError:
-                continue
-            except OSError as error:
-                self._report_error(error)
-                break
+        self._accept(sys.maxsize)
         self._socket.close()
         return self._connecting.copy()
 
-    def _begin(self, taken: socket.socket) -> None:
-        task = self._loop.create_task(self._connect(taken))
-        self._connecting.add(task)
-        task.add_done_callback(self._connecting.discard)
+    def _take(self) -> None:
+        if not self._accept(BATCH):
+            self._loop.remove_reader(self._socket)
+            self._pause = self._loop.call_later(PAUSE_S, self._loop.add_reader, self._socket, self._take)
+
+    def _accept(self, max_connections: int) -> bool:
+        """Accept connections that wait in the kernel; return whether that ended without an error, such as no free descriptor."""
+        for _ in range(max_connections):
+            try:
+                taken, _ = self._socket.accept()
+            except ConnectionAbortedError:
+                continue
+            except BlockingIOError:
+                break
+            except OSError as error:
+                self._report_error(error)
+                return False
+            task = self._loop.create_task(self._connect(taken))
+            self._connecting.add(task)
+            task.add_done_callback(self._connecting.discard)
+        return True
 
     async def _connect(self, taken: socket.socket) -> None:
         """Give an accepted connection a slot and its protocol, TLS handshake included; return when it has them or has failed."""
         taken.setblocking(False)
-        slot = self._slot(taken)
+        is_overflow = len(self._kept) >= self._max_connections
+        if is_overflow and len(self._overflow) >= MAX_OVERFLOW:
+            next(iter(self._overflow)).evict()
+        slot = ConnectionSlot(taken, self._overflow if is_overflow else self._kept, is_overflow=is_overflow)
         tls: Any = {} if self._tls is None else {"ssl": self._tls, "ssl_handshake_timeout": self._handshake_timeout_s}
         try:
             await self._loop.connect_accepted_socket(functools.partial(self._make, slot), taken, **tls)
@@ -157,23 +152,3 @@ class Listener:
             taken.close()
             if not isinstance(error, OSError):  # a handshake failed or took too long, or the peer is gone
                 raise
-
-    def _slot(self, taken: socket.socket) -> ConnectionSlot:
-        if len(self._kept) < self._max_connections:
-            return ConnectionSlot(taken, self._kept, is_overflow=False)
-        if len(self._overflow) >= MAX_OVERFLOW:
-            next(iter(self._overflow)).evict()
-        return ConnectionSlot(taken, self._overflow, is_overflow=True)
-
-    def _take(self) -> None:
-        for _ in range(BATCH):
-            try:
-                taken, _ = self._socket.accept()
-            except (BlockingIOError, ConnectionAbortedError):
-                return
-            except OSError as error:
-                self._report_error(error)
-                self._loop.remove_reader(self._socket)
-                self._pause = self._loop.call_later(PAUSE_S, self._loop.add_reader, self._socket, self._take)
-                return
-            self._begin(taken)

@@ -132,8 +132,20 @@ def _read_head(head: bytes, limits: HeadLimits) -> Head:
         raise HeadersTooLarge(
             f"the request has {len(lines):,} header fields, expected at most {limits.max_headers:,} (ATTENTION_MAX_HEADERS)"
         )
-    authority = _AUTHORITY.match(line)
-    return _framed(request_line, [read_field(line) for line in lines], b"" if authority is None else authority[1])
+    fields = [read_field(line) for line in lines]
+    named = HeaderFields(fields)
+    is_current = request_line.version == "1.1"
+    if authority := _AUTHORITY.match(line):
+        _check_hosts([authority[1]], is_needed=True)
+    _check_hosts(named[b"host"], is_needed=is_current)
+    length = _length(named[b"content-length"], named[b"transfer-encoding"], may_be_chunked=is_current)
+    expected = named[b"expect"] if is_current else ()  # before HTTP/1.1 there is no 100 Continue
+    if any(value.lower() != b"100-continue" for value in expected):
+        raise BadRequest("the only supported expectation is 100-continue")
+    options = b",".join(named[b"connection"]).lower().split(b",")
+    keeps_alive = is_current and b"close" not in [option.strip(BLANKS) for option in options]
+    host = authority[1] if authority else b""
+    return Head(request_line, fields, named, length, keeps_alive, bool(expected), host)
 
 
 _cached_head = functools.lru_cache(NUM_CACHED)(_read_head)
@@ -184,25 +196,18 @@ def read_request_line(line: bytes, limits: HeadLimits) -> RequestLine:
     if found is None:
         raise BadRequest("a request line must be a method, a target of visible ASCII and HTTP/1.1 or HTTP/1.0")
     method, target = found[1].decode("ascii"), found[2]
-    if not target.startswith(b"/"):
-        target = _other_target(method, target, is_tls=limits.is_tls)
+    if not target.startswith(b"/") and (method, target) != ("OPTIONS", b"*"):  # RFC 9112, section 3.2
+        absolute = _ABSOLUTE.fullmatch(target)
+        if absolute is None or (absolute[1] and not limits.is_tls):
+            raise BadRequest("a request target must be a path, an http URL (with TLS also https), or * for OPTIONS")
+        rest = absolute[2] or b"/"
+        target = rest if rest.startswith(b"/") else b"/" + rest
     if b"#" in target:
         raise BadRequest("a request target must not have a fragment")
     raw_path, _, query = target.partition(b"?")
     path = raw_path.decode("ascii")
     path = urllib.parse.unquote(path) if "%" in path else path
     return RequestLine(method, path, raw_path, query, f"1.{found[3].decode('ascii')}")
-
-
-def _other_target(method: str, target: bytes, *, is_tls: bool) -> bytes:
-    """Return the path of a target that is a whole URL, or `*` for OPTIONS (RFC 9112, section 3.2)."""
-    if target == b"*" and method == "OPTIONS":
-        return target
-    found = _ABSOLUTE.fullmatch(target)
-    if found is None or (found[1] and not is_tls):
-        raise BadRequest("a request target must be a path, an http URL (with TLS also https), or * for OPTIONS")
-    rest: bytes = found[2] or b"/"
-    return rest if rest.startswith(b"/") else b"/" + rest
 
 
 @functools.lru_cache(NUM_CACHED)
@@ -212,22 +217,6 @@ def read_field(line: bytes) -> tuple[bytes, bytes]:
     if not colon or not name or name.translate(None, _TOKEN):
         raise BadRequest("a header field must be a name, a colon and a value on one line")
     return name.lower(), value.strip(BLANKS)
-
-
-def _framed(line: RequestLine, fields: list[tuple[bytes, bytes]], authority: bytes) -> Head:
-    """Decide where the body ends and whether the connection stays open after the response."""
-    if authority:
-        _check_hosts([authority], is_needed=True)
-    named = HeaderFields(fields)
-    is_current = line.version == "1.1"
-    _check_hosts(named[b"host"], is_needed=is_current)
-    length = _length(named[b"content-length"], named[b"transfer-encoding"], may_be_chunked=is_current)
-    expected = named[b"expect"] if is_current else ()  # before HTTP/1.1 there is no 100 Continue
-    if any(value.lower() != b"100-continue" for value in expected):
-        raise BadRequest("the only supported expectation is 100-continue")
-    options = b",".join(named[b"connection"]).lower().split(b",")
-    keeps_alive = is_current and b"close" not in [option.strip(BLANKS) for option in options]
-    return Head(line, fields, named, length, keeps_alive, bool(expected), authority)
 
 
 def _check_hosts(hosts: Sequence[bytes], *, is_needed: bool) -> None:

@@ -1,6 +1,6 @@
 """Metrics: every series with its name, unit, labels and buckets, and the text form of those of all processes.
 
-`observability/telemetry.py` updates the series. Independent of HTTP and layers.
+`observability/telemetry.py` updates the series.
 Invariants: One prefix and base units. Labels are bounded (route templates, statuses, codes, names of served layers), so callers
 cannot make a series. At rest received = requests + cancelled. A process shows the sums over all processes, and of the series with
 a layer only those of served layers.
@@ -23,7 +23,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from service.layer_totals import LayerTotals
+from service.api.outer_middleware import LayerTotals
 from service.observability.shared_values import SharedValues
 
 T = TypeVar("T", bound=MetricWrapperBase)

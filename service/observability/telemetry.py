@@ -15,12 +15,11 @@ from opentelemetry.trace import Tracer
 
 from service import __version__
 from service.api.auth.key_ring import KeyRing, KeysError, Role
-from service.api.outer_middleware import RequestRecord, milliseconds
+from service.api.outer_middleware import LayerTotals, RequestRecord, milliseconds
 from service.attention.engine import Engine, Fingerprint, LoadedLayer
 from service.attention.heap import resident_bytes
 from service.batching.job import BatchInfo
 from service.errors import Failed, LayerError, Refused, Rejected, raised_kinds
-from service.layer_totals import LayerTotals
 from service.observability.logs import get_logger, log_request, num_dropped_lines
 from service.observability.metrics import Metrics
 from service.observability.tracing import record_batch

@@ -7,7 +7,6 @@ is not finite is the string "nan", "inf" or "-inf" in lists, and its bits in bas
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -69,9 +68,7 @@ def _text(tensor: torch.Tensor) -> bytes:
         return text
     # orjson writes null for values that are not finite, and for nothing else.
     words = [_WORDS[str(value)] for value in array[~np.isfinite(array)].tolist()]
-    if not words:
-        return text
-    return b"".join(itertools.chain.from_iterable(zip(text.split(b"null"), [*words, b""], strict=True)))
+    return text.replace(b"null", b"%b") % tuple(words) if words else text
 
 
 class LayerName(BaseModel):

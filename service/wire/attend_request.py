@@ -13,10 +13,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
 
 from service.attention.call import Answer, AttentionCall, Call, TopK, WeightsWanted
 from service.attention.cost import flops, table_bytes
@@ -27,11 +27,9 @@ from service.errors import BadShape, CostLimit, InvalidInput, MaskedRow
 from service.wire.layouts import Layout
 from service.wire.mask_kinds import MAX_MASKS, MaskKind, MaskList, MaskPlace, TableMask, ValuedMask, kind_of
 from service.wire.number_list import NumberList
-from service.wire.schemas import StrictModel, Tensor, translated, unknown_field
+from service.wire.schemas import M, StrictModel, Tensor, unknown_field, validated
 from service.wire.tensor_fields import TensorField, TensorKind
 from service.wire.tensors import TensorForm, answer_form, check_fields, decode_tensor, rank_of
-
-M = TypeVar("M", bound=StrictModel)
 
 BATCH_RANK = 3
 TOP_K = TopK._fields
@@ -113,12 +111,12 @@ def decode_indices(value: object, count: int, param: str) -> tuple[int, ...] | N
     """Return the indices in the caller's order, None for all; raises InvalidInput unless they are unique and in range."""
     if value is None:
         return None
-    tensor = decode_tensor(value, TensorField(param, TensorKind.INT))
+    field = TensorField(param, TensorKind.INT)
+    tensor = decode_tensor(value, field)
     # Check the length first, so that a list of millions of entries is not converted.
     found = tuple(tensor.tolist()) if tensor.dim() == 1 and len(tensor) <= count else ()
     if not found or len(set(found)) != len(found) or min(found) < 0 or max(found) >= count:
-        words = param[1:].replace("/", ".")
-        raise InvalidInput(f"{words} must be a non-empty list of different numbers from 0 to {count - 1}", param=param)
+        raise field.error(InvalidInput, f"must be a non-empty list of different numbers from 0 to {count - 1}")
     return found
 
 
@@ -373,22 +371,13 @@ def read_model(model: type[M], document: Mapping[str, object]) -> M:
         kind_of(None, "/masks/0")
     for i, mask in enumerate(masks[:MAX_MASKS] if isinstance(masks, list) else []):
         _check_names(mask, kind_of(mask, f"/masks/{i}"), f"/masks/{i}")
-    try:
-        return model.model_validate(document)
-    except ValidationError as error:
-        raise translated(error) from None
+    return validated(model, document)
 
 
 def _check_names(value: Mapping[str, object], model: type[BaseModel], where: str) -> None:
     """Raise UnknownField for a name that the model lacks. Pydantic itself would describe each of a hundred thousand names."""
-    if not value.keys() <= (known := _names(model)).keys():
+    if not value.keys() <= (known := model.model_fields).keys():
         raise unknown_field(value, known, where)
-
-
-@functools.cache
-def _names(model: type[BaseModel]) -> dict[str, None]:
-    """Return the names of the model's fields; pydantic builds them at each access, and every request needs them."""
-    return dict.fromkeys(model.model_fields)
 
 
 @functools.cache

@@ -1,11 +1,12 @@
-"""Open Inference codec: converts a V2 inference request to the document that `/v1` takes, and writes an answer as V2 says.
+"""Open Inference codec: schemas of V2, a V2 request converted to the document that `/v1` takes, and an answer as V2 says.
 
 A body is JSON, or JSON followed by the bytes of the inputs that announce them (the binary tensor extension). Inputs: `query`,
 `key`, `value`, `attend_mask`, `ignore_mask`, `bias`, `lengths`, and for `sdpa` also `past_key`, `past_value`, `sinks`; the
 batch axis is always present. The fields of `/v1` beside the tensors are scalars in `parameters`.
 Invariants: The converted request takes the path of `/v1`, so it gives the same bits. Every byte after the JSON belongs to
 exactly one input. Outputs, and the bytes of outputs, come in the requested order. The bytes of tensors are views of the body,
-which they keep in memory. If the JSON is larger than the tensors, they are copied, so that the body is freed.
+which they keep in memory. If the JSON is larger than the tensors, they are copied, so that the body is freed. The schemas check
+everything except tensors and ignore unknown keys, except among the request's parameters, which could change the answer.
 """
 
 from __future__ import annotations
@@ -13,60 +14,152 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import orjson
 import torch
-from pydantic import ValidationError
+from pydantic import AfterValidator, BaseModel, Field
 
 from service.errors import BadBinary, BadDtype, BadShape, InvalidInput
 from service.wire.answer import write_tensor
 from service.wire.attend_request import EXTRAS, AnswerFacts
-from service.wire.inference_schemas import (
-    VERSION,
-    WITHOUT_MEANING,
-    AttentionParameters,
-    InferAttentionRequest,
-    InferInput,
-    InferOutput,
-    InferParameters,
-    InferRequest,
-)
+from service.wire.mask_kinds import Axes
 from service.wire.number_list import NumberList, nested_numbers
-from service.wire.schemas import translated, unknown_field
+from service.wire.schemas import StrictModel, unknown_field, validated
 from service.wire.tensor_fields import BY_INFERENCE, BY_TORCH, FLOATS, FLOATS_ARE_A_BIAS, WHOLES
 from service.wire.tensors import MAX_VALUES, TensorForm, bytes_of, too_many_values
 
+VERSION = "1"
+"""The only version of a layer as a model."""
+MAX_ID = 256
+MAX_LISTED = 16  # inputs, and outputs
+MAX_TIMEOUT_US = 10**15
 MASKS = {"attend_mask": "attend", "ignore_mask": "ignore", "bias": "bias", "lengths": "lengths"}
 _FLOATS = tuple(dtype.inference for dtype in FLOATS)
 _BOOL = ("BOOL",)
 _DATATYPES = {"attend_mask": _BOOL, "ignore_mask": _BOOL, "lengths": tuple(dtype.inference for dtype in WHOLES)}
-
-
-class Model(NamedTuple):
-    """One kind of model: the axes of each input that is no mask, the outputs, and the schemas of requests and parameters."""
-
-    axes: dict[str, str]
-    outputs: tuple[str, ...]
-    request: type[InferRequest]
-    parameters: type[InferParameters]
-
-
-LAYER = Model(
-    dict.fromkeys(("query", "key", "value"), "[B, L, d]"), ("output", "weights"), InferRequest, InferParameters
-)
-ATTENTION = Model(
-    {**dict.fromkeys(("query", "key", "value", "past_key", "past_value"), "[B, H, L, d]"), "sinks": "[H]"},
-    ("output", "weights", *EXTRAS),
-    InferAttentionRequest,
-    AttentionParameters,
-)
 # The input whose dtype an output has; every other output is float32 or float64.
 _DTYPE_OF = {"output": "query", "present_key": "key", "present_value": "key"}
-MAX_LISTED = 16  # inputs, and outputs
-MAX_TIMEOUT_US = 10**15
 _WITHOUT_JSON = ("FP16", "BF16")
 _SHARED_MEMORY = {"shared_memory_region", "shared_memory_byte_size", "shared_memory_offset"}
+
+Causal = Literal["top_left", "bottom_right"]
+MaskAxes = Annotated[Axes | None, Field(description="axes of that input; required for 2 or 3; default: by its rank")]
+
+
+def _as_text(value: str) -> str:
+    """Raise a ValueError for an unpaired surrogate: it is valid JSON, but the answer could not encode it."""
+    value.encode()
+    return value
+
+
+Id = Annotated[str, Field(max_length=MAX_ID), AfterValidator(_as_text)] | None
+
+
+class InferParameters(StrictModel):
+    """Parameters that change an answer, and those that clients send by default and a stateless layer ignores. null is absent."""
+
+    causal: Causal | None = Field(default=None, description="where query row 0 stands; default: all keys are visible")
+    attend_mask_axes: MaskAxes = None
+    ignore_mask_axes: MaskAxes = None
+    bias_axes: MaskAxes = None
+    weights: Literal["heads", "mean"] | None = Field(default=None, description="also an output; default: none")
+    masked_rows: Literal["zero", "error"] | None = Field(default=None, description="as on `/v1`; default: zero")
+    timeout: int | None = Field(
+        default=None, ge=0, description="deadline in microseconds; default: 0, the service's own"
+    )
+    binary_data_output: bool | None = Field(default=None, description="outputs come as bytes; default: false")
+    sequence_id: Any = Field(default=None, description="ignored: clients send it by default; any value")
+    sequence_start: Any = Field(default=None, description="ignored: clients send it by default; any value")
+    sequence_end: Any = Field(default=None, description="ignored: clients send it by default; any value")
+    priority: Any = Field(default=None, description="ignored: clients send it by default; any value")
+    headers: Any = Field(default=None, description="ignored: clients send it by default; any value")
+    content_type: Any = Field(default=None, description="ignored: clients send it by default; any value")
+
+
+WITHOUT_MEANING = ("sequence_id", "sequence_start", "sequence_end", "priority", "headers", "content_type")
+
+
+class AttentionParameters(InferParameters):
+    """The parameters of `sdpa`, attention without a layer."""
+
+    scale: float | None = Field(default=None, description="factor of query·key; default: 1/√d")
+    softcap: float | None = Field(default=None, description="c > 0: a score s becomes c·tanh(s/c), before the masks")
+    scores: Literal["scaled", "capped", "masked"] | None = Field(default=None, description="stage of the output scores")
+    lse: bool | None = Field(default=None, description="return the log-sum-exp of the masked scores")
+    present: bool | None = Field(default=None, description="return present_key and present_value")
+
+
+class InferOutput(StrictModel, extra="ignore"):
+    """A wanted output; `parameters.binary_data` says whether it comes as bytes."""
+
+    name: str = Field(description="output, weights, or for sdpa scores, lse, present_key, present_value")
+    parameters: dict[str, Any] | None = Field(default=None, description="binary_data: as bytes; default: false")
+
+
+class InferInput(StrictModel, extra="ignore"):
+    """One tensor: `data` (nested or flat), or `parameters.binary_data_size` bytes behind the JSON."""
+
+    name: str = Field(description="query, key, value, a mask; for sdpa also past_key, past_value, sinks")
+    parameters: dict[str, Any] | None = Field(
+        default=None, description="binary_data_size; default: none, there is data"
+    )
+    shape: list[int] = Field(description="sizes of the axes, each at least 1")
+    datatype: str = Field(description="FP32, FP64, FP16, BF16, BOOL, INT32 or INT64")
+    data: Any = Field(default=None, description="nested or flat; default: bytes")
+
+
+class InferRequest(StrictModel, extra="ignore"):
+    """The JSON of an inference request."""
+
+    AXES: ClassVar[dict[str, str]] = dict.fromkeys(("query", "key", "value"), "[B, L, d]")
+    """Those of each input that is no mask."""
+    OUTPUTS: ClassVar[tuple[str, ...]] = ("output", "weights")
+    PARAMETERS: ClassVar[type[InferParameters]] = InferParameters
+    id: Id = Field(default=None, description=f"repeated in the answer, at most {MAX_ID} characters; default: none")
+    parameters: InferParameters | None = Field(default=None, description="change the answer; default: none")
+    inputs: list[InferInput] = Field(min_length=1, description="query, and what the layer needs beside it")
+    outputs: list[InferOutput] | None = Field(default=None, description="default: output, and what parameters request")
+
+
+class InferAttentionRequest(InferRequest):
+    """The JSON of an inference request to `sdpa`."""
+
+    AXES: ClassVar = {
+        **dict.fromkeys(("query", "key", "value", "past_key", "past_value"), "[B, H, L, d]"),
+        "sinks": "[H]",
+    }
+    OUTPUTS = ("output", "weights", *EXTRAS)
+    PARAMETERS = AttentionParameters
+    parameters: AttentionParameters | None = None
+
+
+class InferOutputAnswer(BaseModel):
+    """An output: `data` flat in row-major order ("nan", "inf", "-inf" for what is not finite), or
+    `parameters.binary_data_size` bytes behind the JSON.
+    """
+
+    name: str = Field(description="which output")
+    datatype: str = Field(description="FP32, FP64, FP16, BF16 or INT32")
+    shape: list[int] = Field(description="sizes of the axes")
+    parameters: dict[str, int] | None = Field(default=None, description="binary_data_size")
+    data: list[float | str] | None = Field(default=None, description="flat; null if bytes")
+
+
+class InferAnswer(BaseModel):
+    """An inference answer; `parameters` are the fields of `/v1` beside the tensors."""
+
+    model_name: str = Field(description="the layer, or sdpa")
+    model_version: str = Field(description="always 1")
+    id: str | None = Field(default=None, description="as in the request")
+    outputs: list[InferOutputAnswer] = Field(description="in the requested order")
+    parameters: dict[str, str | int | float] = Field(description="masked_rows, digest, batch and times")
+
+
+class InferenceError(BaseModel):
+    """The body of an error on every route of the protocol."""
+
+    error: str = Field(description="what was expected and what came, and the code in brackets")
 
 
 class WantedAnswer(NamedTuple):
@@ -97,41 +190,38 @@ def split_inference(body: bytearray, json_length: bytes | None) -> tuple[bytearr
 
 
 def read_inference(
-    document: dict[str, Any], rest: memoryview, model: Model
+    document: dict[str, Any], rest: memoryview, kind: type[InferRequest]
 ) -> tuple[dict[str, object], tuple[str, ...], WantedAnswer]:
     """Return the same request as a document of `/v1`, JSON pointers to the inputs of its masks, and the wanted answer.
 
     Raises BadBinary if the bytes do not match their announced sizes, and the errors of the fields and tensors.
     """
-    request = _checked(document, model)
-    parameters = request.parameters or model.parameters()
-    _check_names([entry.name for entry in request.inputs], (*model.axes, *MASKS), "input", "/inputs")
+    request = _checked(document, kind)
+    parameters = request.parameters or kind.PARAMETERS()
+    _check_names([entry.name for entry in request.inputs], (*kind.AXES, *MASKS), "input", "/inputs")
     tensors = {}
     for entry in request.inputs:
-        tensors[entry.name], rest = _tensor(entry, rest, model)
+        tensors[entry.name], rest = _tensor(entry, rest, kind.AXES.get(entry.name))
     if len(rest):
         raise BadBinary(f"{len(rest)} bytes after the JSON belong to no input")
-    outputs = _wanted_outputs(request, parameters, model)
+    outputs = _wanted_outputs(request, parameters)
     timeout_s = min(parameters.timeout, MAX_TIMEOUT_US) / 1e6 if parameters.timeout else None
     mask_params = tuple(f"/{name}" for name in MASKS if name in tensors)
-    return _document(tensors, parameters, outputs, model), mask_params, WantedAnswer(request.id, outputs, timeout_s)
+    return _document(tensors, parameters, outputs), mask_params, WantedAnswer(request.id, outputs, timeout_s)
 
 
-def _checked(document: dict[str, Any], model: Model) -> InferRequest:
+def _checked(document: dict[str, Any], kind: type[InferRequest]) -> InferRequest:
     """Validate the document, lengths and names first: pydantic would describe each of a hundred thousand wrong entries."""
     for name in ("inputs", "outputs"):
         listed = document.get(name)
         if isinstance(listed, list) and len(listed) > MAX_LISTED:
             raise InvalidInput(f"{name} has {len(listed)} entries, expected at most {MAX_LISTED}", param=f"/{name}")
     parameters = document.get("parameters")
-    names = model.parameters.model_fields
+    names = kind.PARAMETERS.model_fields
     if isinstance(parameters, dict) and parameters.keys() - names.keys():
         known = [name for name in names if name not in WITHOUT_MEANING]
         raise unknown_field([name for name in parameters if name not in names], known, "/parameters", "parameter")
-    try:
-        return model.request.model_validate(document)
-    except ValidationError as error:
-        raise translated(error) from None
+    return validated(kind, document)
 
 
 def _check_names(names: list[str], known: tuple[str, ...], what: str, param: str) -> None:
@@ -141,10 +231,10 @@ def _check_names(names: list[str], known: tuple[str, ...], what: str, param: str
         raise InvalidInput(f"the same {what} is listed twice", param=param)
 
 
-def _tensor(entry: InferInput, rest: memoryview, model: Model) -> tuple[dict[str, object], memoryview]:
+def _tensor(entry: InferInput, rest: memoryview, axes: str | None) -> tuple[dict[str, object], memoryview]:
     """Return the tensor as `/v1` takes it, and the bytes left for the next inputs."""
     name, shape, param = entry.name, entry.shape, f"/{entry.name}"
-    datatypes, axes = _DATATYPES.get(name, _FLOATS), model.axes.get(name)
+    datatypes = _DATATYPES.get(name, _FLOATS)
     if entry.datatype not in datatypes:
         hint = f"; {FLOATS_ARE_A_BIAS}" if datatypes == _BOOL and entry.datatype in _FLOATS else ""
         words = f"the datatype of {name} must be one of {', '.join(datatypes)}{hint}"
@@ -198,18 +288,18 @@ def _listed_tensor(entry: InferInput, dtype: str) -> dict[str, object]:
     return {"dtype": dtype, "shape": entry.shape, "data": numbers}
 
 
-def _wanted_outputs(request: InferRequest, parameters: InferParameters, model: Model) -> dict[str, bool]:
+def _wanted_outputs(request: InferRequest, parameters: InferParameters) -> dict[str, bool]:
     """Return {output: is binary} in the requested order. The `binary_data` of an output overrides the request's.
 
     Raises BadDtype if an output is requested as JSON and the dtype that it takes from its input has no JSON form.
     """
     default = parameters.binary_data_output or False
     if request.outputs:
-        _check_names([output.name for output in request.outputs], model.outputs, "output", "/outputs")
+        _check_names([output.name for output in request.outputs], request.OUTPUTS, "output", "/outputs")
         outputs = {output.name: _is_binary(output, default) for output in request.outputs}
     else:
         # The parameter that asks for present_key and present_value is `present`.
-        asked = [name for name in model.outputs[1:] if getattr(parameters, name.partition("_")[0], None)]
+        asked = [name for name in request.OUTPUTS[1:] if getattr(parameters, name.partition("_")[0], None)]
         outputs = dict.fromkeys(("output", *asked), default)
     sources = {_DTYPE_OF.get(name) for name, is_binary in outputs.items() if not is_binary}
     for entry in request.inputs:
@@ -229,10 +319,10 @@ def _is_binary(output: InferOutput, default: bool) -> bool:
 
 
 def _document(
-    tensors: Mapping[str, object], parameters: InferParameters, outputs: dict[str, bool], model: Model
+    tensors: Mapping[str, object], parameters: InferParameters, outputs: dict[str, bool]
 ) -> dict[str, object]:
     """Return the same request as a document of `/v1`."""
-    document: dict[str, object] = {name: tensors[name] for name in model.axes if name in tensors}
+    document: dict[str, object] = {name: found for name, found in tensors.items() if name not in MASKS}
     document["masked_rows"] = parameters.masked_rows or "zero"
     if "weights" in outputs:
         document["weights"] = {"form": parameters.weights or "heads"}

@@ -51,8 +51,6 @@ _DIGITS_S = 1.3e-7
 _EIGHT_TRUE = int.from_bytes(b"\1" * 8)
 _FEW_BYTES = 2**18
 _COUNTED_BYTES = 4 * 2**20
-# simdjson's letters for kinds of numbers.
-_KINDS: dict[Literal["i", "u", "d"], type[np.generic]] = {"i": np.int64, "u": np.uint64, "d": np.float64}
 
 
 class _NotForSimdjsonError(Exception):
@@ -254,24 +252,23 @@ class _Reader:
 
     def _list(self, entries: simdjson.Array | list[object], depth: int) -> Json:
         self._check_depth(depth + 1)
-        if not len(entries) or isinstance(first := entries[0], simdjson.Object | _Pairs):
+        if not len(entries) or isinstance(entries[0], simdjson.Object | _Pairs):
             return self._list_of_objects(entries, depth)
-        if self._uses_fast_path and isinstance(entries, simdjson.Array) and type(first) in (int, float, simdjson.Array):
-            numbers = self._array(entries, first, depth)
-            if numbers is not None:
-                return numbers
-        nested = self._nested(entries, depth)
-        return self._list_of_objects(entries, depth) if nested is None else nested
+        numbers = self._array(entries, depth) if self._uses_fast_path and isinstance(entries, simdjson.Array) else None
+        if numbers is None:
+            numbers = self._nested(entries, depth)
+        return self._list_of_objects(entries, depth) if numbers is None else numbers
 
     def _list_of_objects(self, entries: simdjson.Array | list[object], depth: int) -> list[Json]:
         self.num_lists += 1
         self._count_members(len(entries))
         return [self.value(entry, depth + 1) for entry in entries]
 
-    def _array(self, array: simdjson.Array, first: object, depth: int) -> Json:
+    def _array(self, array: simdjson.Array, depth: int) -> Json:
         """Fast path: read the numbers from simdjson into NumPy. Returns None if it stays a list, is irregular or not numbers."""
         shape, num_lists = [len(array)], 1
         rows: list[Any] = [array]
+        first: Any = array[0]
         while isinstance(first, simdjson.Array):
             width, inner = len(first), list(itertools.chain.from_iterable(rows))
             if not width or not all(isinstance(entry, simdjson.Array) and len(entry) == width for entry in inner):
@@ -345,13 +342,12 @@ def _are_rounded(entries: list[object]) -> bool:
 def _numbers_of(array: simdjson.Array, shape: tuple[int, ...], *, is_whole: bool) -> NumberList | None:
     """Return the numbers of a regular array, None if it has others or stays a list; `is_whole`: the first is an integer."""
     may_stay = is_whole and len(shape) == 1 and shape[0] <= _MAX_EXACT
-    for kind, dtype in _KINDS.items():
-        if kind == "d" or is_whole:
-            # Elements that are not numbers, or not all of this kind, raise.
-            with contextlib.suppress(ValueError, TypeError, RuntimeError):
-                values = np.frombuffer(array.as_buffer(of_type=kind), dtype=dtype).astype(np.float64, copy=False)
-                # Integers of kind "d" are negative ones beside others of 2^63 and more.
-                if may_stay and (values if kind == "d" else np.abs(values)).max() >= _ROUNDED_FROM:
-                    return None
-                return NumberList(values, shape, kind != "d") if len(values) == math.prod(shape) else None
+    kinds: list[tuple[Literal["i", "d"], type[np.generic]]] = [("i", np.int64), ("d", np.float64)]
+    for kind, dtype in kinds if is_whole else kinds[1:]:
+        # An element that is no number, or no int64 where the kind is "i", raises.
+        with contextlib.suppress(ValueError, TypeError, RuntimeError):
+            values = np.frombuffer(array.as_buffer(of_type=kind), dtype).astype(np.float64, copy=False)
+            if may_stay and np.abs(values).max() >= _ROUNDED_FROM:
+                return None
+            return NumberList(values, shape, kind == "i") if len(values) == math.prod(shape) else None
     return None

@@ -43,7 +43,7 @@ class NumberList:
     """`values` (flat, C order) and `shape` of a regular nested list; `values` is empty if there is a `fault`.
 
     `first_boolean` and `first_minus_inf` are flat positions. true and false are stored as 1 and 0, the string "-inf" as
-    -inf. `is_whole` is true if every number is written without fraction and exponent.
+    -inf. `is_whole` is true if every number is written without fraction and exponent; it may be false if one is beyond int64.
     """
 
     values: Float64s

@@ -10,7 +10,6 @@ digits is thus rounded twice: to float64, then to the dtype.) A tensor shares th
 
 from __future__ import annotations
 
-import binascii
 import enum
 import math
 from collections.abc import Mapping, Sequence
@@ -30,13 +29,12 @@ Bits: TypeAlias = npt.NDArray[np.unsignedinteger]
 
 MAX_RANK = 4
 MAX_VALUES = 2**30  # more than a body of the largest configurable size can hold
-_MEMBERS = dict.fromkeys(("dtype", "shape", "data"))
+_MEMBERS = ("dtype", "shape", "data")
 _QUAD = 4  # characters of base64 that stand for three bytes
 # The bits of +inf, and of -inf, which has the sign bit too.
 _INFINITIES = {dtype.torch: (dtype.infinity, dtype.infinity + 2 ** (8 * dtype.torch.itemsize - 1)) for dtype in FLOATS}
 _UNSIGNED = {size: np.dtype(f"<u{size}") for size in (1, 2, 4, 8)}
 _SIGNED = {size: np.dtype(f"<i{size}") for size in _UNSIGNED}
-_SLICE_VALUES = 128 * 1024  # of 4 bytes: a slice is small enough to stay in the cache for a second pass
 _MAX_EXACT = 2**53 - 1  # above it, a float64 may stand for more than one whole number
 
 
@@ -90,12 +88,11 @@ def check_fields(fields: Sequence[tuple[object, TensorField]]) -> None:
 
 def answer_form(query: object, encoding: str | None) -> TensorForm:
     """Return how a JSON answer writes its tensors: as the request wrote its valid `query`, unless `encoding` says otherwise."""
-    came = TensorForm.NESTED
-    if isinstance(query, dict):
-        came = TensorForm.BASE64 if isinstance(query["data"], str | memoryview) else TensorForm.LIST
+    if encoding is None and isinstance(query, dict):
+        encoding = "base64" if isinstance(query["data"], str | memoryview) else "list"
     if encoding == "base64":
         return TensorForm.BASE64
-    return TensorForm.LIST if encoding == "list" and came is TensorForm.BASE64 else came
+    return TensorForm.LIST if isinstance(query, dict) else TensorForm.NESTED
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
@@ -105,9 +102,7 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
 
 
 def _check_members(value: Mapping[str, object], field: TensorField) -> None:
-    if value.keys() == _MEMBERS.keys():
-        return
-    if surplus := len(value.keys() - _MEMBERS.keys()):
+    if surplus := len(value.keys() - _MEMBERS):
         raise field.error(UnknownField, f"has {surplus} unknown members; the members are dtype, shape and data")
     if missing := [name for name in _MEMBERS if name not in value]:
         raise field.error(InvalidInput, f"lacks {', '.join(missing)}")
@@ -127,16 +122,14 @@ def _shape(value: object, field: TensorField) -> tuple[int, ...]:
     param = f"{field.param}/shape"
     if isinstance(value, NumberList):  # a nested list, or one of more than 64 entries
         raise BadShape(f"the shape of {field.words} must be a list of at most {MAX_RANK} whole numbers", param=param)
-    if not isinstance(value, tuple):  # tuples come from codecs, which have checked their sizes
-        if not isinstance(value, list) or any(type(size) is not int or size < 0 for size in value):
-            raise BadShape(f"the shape of {field.words} must be a list of whole numbers of at least 0", param=param)
-        value = tuple(value)
+    if not isinstance(value, list | tuple) or any(type(size) is not int or size < 0 for size in value):
+        raise BadShape(f"the shape of {field.words} must be a list of whole numbers of at least 0", param=param)
     if len(value) > MAX_RANK:
         raise _rank_error(field, len(value))
     # The data of an empty tensor does not limit its other axes, and torch computes strides from them.
     if (num_values := math.prod(max(size, 1) for size in value)) > MAX_VALUES:
         raise too_many_values(field.words, num_values, param)
-    return value
+    return tuple(value)
 
 
 def too_many_values(words: str, num_values: int, param: str) -> CostLimit:
@@ -179,7 +172,7 @@ def _decode_base64(text: str, field: TensorField) -> bytearray:
         raise field.error(BadEncoding, f"has {len(text)} base64 characters, expected a multiple of 4")
     try:
         data = pybase64.b64decode_as_bytearray(text, validate=True)
-    except (binascii.Error, ValueError):  # ValueError: not ASCII
+    except ValueError:
         raise field.error(BadEncoding, "must be base64 (standard alphabet, no white space)") from None
     # The last quad of padded text carries 2 or 4 bits that belong to no byte and must be zero.
     tail = len(data) % 3
@@ -258,15 +251,10 @@ def _bfloat16_bits(values: Float64s) -> npt.NDArray[np.uint16]:
 
 
 def bytes_to_tensor(
-    data: bytearray | memoryview,
-    field: TensorField,
-    dtype: torch.dtype,
-    shape: tuple[int, ...],
-    as_shape: tuple[int, ...] | None = None,
+    data: bytearray | memoryview, field: TensorField, dtype: torch.dtype, shape: tuple[int, ...]
 ) -> torch.Tensor:
     """Return the tensor of little-endian C-order bytes, whose count must match `shape`; raises the errors of `field`.
 
-    A tensor of numbers has the shape `as_shape` if that is given; errors name the index in `shape`.
     The tensor shares the memory of `data` if that is aligned; booleans share it only with one byte per value.
     """
     if not data:
@@ -282,7 +270,7 @@ def bytes_to_tensor(
     if field.kind is not TensorKind.INT:
         _check_finite(bits, _INFINITIES[dtype], field, shape)
     # An array until the end, because calls on tensors cost more than calls on arrays.
-    stored = torch.from_numpy(bits.view(BY_TORCH[dtype].stored).reshape(as_shape or shape))
+    stored = torch.from_numpy(bits.view(BY_TORCH[dtype].stored).reshape(shape))
     return stored.view(dtype) if dtype == torch.bfloat16 else stored
 
 
@@ -290,15 +278,13 @@ def _check_finite(bits: Bits, infinities: tuple[int, int], field: TensorField, s
     """Raise NonFinite for the first value that is not finite; -inf is allowed in a bias."""
     infinity, minus_infinity = infinities
     is_bias = field.kind is TensorKind.BIAS
-    for start in range(0, len(bits), _SLICE_VALUES):
-        part = bits if len(bits) <= _SLICE_VALUES else bits[start : start + _SLICE_VALUES]
-        if not _is_finite(part, infinity, minus_infinity + is_bias):
-            bad = (part & infinity) == infinity
-            if is_bias:
-                bad &= part != minus_infinity
-            place = int(bad.argmax())
-            what = "inf" if part[place] == infinity else "-inf" if part[place] == minus_infinity else "NaN"
-            raise field.not_finite(what, index_of(start + place, shape))
+    if not _is_finite(bits, infinity, minus_infinity + is_bias):
+        bad = (bits & infinity) == infinity
+        if is_bias:
+            bad &= bits != minus_infinity
+        place = int(bad.argmax())
+        what = "inf" if bits[place] == infinity else "-inf" if bits[place] == minus_infinity else "NaN"
+        raise field.not_finite(what, index_of(place, shape))
 
 
 def _is_finite(bits: Bits, infinity: int, minus_infinity: int) -> bool:

@@ -28,9 +28,9 @@ import uvicorn
 from uvicorn.config import STARTUP_FAILURE
 
 from service import __version__
-from service.http.connection import Connection, ConnectionLimits
+from service.http.connection import Connection, ConnectionLimits, ConnectionSet
 from service.http.cycle import ReadAhead, WriteCoalescer
-from service.http.listener import BACKLOG, PAUSE_S, ConnectionSet, Listener
+from service.http.listener import BACKLOG, PAUSE_S, Listener
 from service.observability.logs import finish_logs, get_logger
 from service.supervisor.supervisor import ANSWER_S, CUT_S
 
@@ -82,7 +82,7 @@ class Server(uvicorn.Server):
         self._log = get_logger()
         self._signalled_at: float | None = None
         self._leave = asyncio.Event()
-        self._connections: ConnectionSet[Connection] = ConnectionSet()
+        self._connections = ConnectionSet()
         self.server_state.connections = self._connections  # type: ignore[assignment]
         self._tasks = self.server_state.tasks
 

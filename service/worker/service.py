@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 import torch
 
 from service.api.auth.key_ring import KeyFile
+from service.api.outer_middleware import LayerTotals
 from service.api.request_context import LayerRequests
 from service.api.routes import LayerAnswer, LayerLimits, NumericsAnswer
 from service.api.shared_work import Throttle
@@ -32,7 +33,6 @@ from service.batching.batcher import Batcher
 from service.batching.decoding_queue import DecodingQueue
 from service.batching.engine_protocol import STUCK_CHECKS
 from service.errors import EngineDown, ServiceError
-from service.layer_totals import LayerTotals
 from service.layers.catalog import Catalog, ServedLayer
 from service.layers.store import Store
 from service.limits import STEP_S, batch_limits, context_limits, queue_limits
@@ -142,7 +142,8 @@ class Service:
 
     def is_over(self) -> bool:
         """Return whether the threads that compute and check bodies have ended and no thread reads a file."""
-        return self._is_over and not (self._registry.is_reading or (self.keys is not None and self.keys.is_reading))
+        is_reading_keys = self.keys is not None and self.keys.reading.locked()
+        return self._is_over and not (self._registry.is_reading or is_reading_keys)
 
     def stop_admitting(self) -> None:
         """Refuse new requests, because the listener closes; accepted requests are still answered."""

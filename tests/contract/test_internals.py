@@ -40,19 +40,25 @@ def test_uvicorns_protocol_is_made_of_what_connection_extends():
     assert parameters(HttpToolsProtocol) == {"config", "server_state", "app_state", "_loop"}, moved + "its arguments"
     methods = (
         "connection_made connection_lost pause_writing resume_writing shutdown on_response_complete _start_asgi_task"
+        " on_message_begin"
     )
     assert [name for name in methods.split() if not hasattr(HttpToolsProtocol, name)] == [], moved + "its methods"
     assert parameters(HttpToolsProtocol._start_asgi_task) == {"cycle", "app"}, moved + "the start of a request's task"
 
-    names = "app loop logger access_logger access_log server_state connections tasks transport flow cycle asgi_version"
-    names += " scheme root_path server client timeout_keep_alive parser"
+    names = "app loop logger access_logger access_log server_state connections tasks transport flow cycle scope"
+    names += " timeout_keep_alive parser"
     config = uvicorn.Config(print, log_config=None, lifespan="off", interface="asgi3")
     config.load()
 
-    async def attributes() -> set[str]:
-        return set(vars(HttpToolsProtocol(config, ServerState(), {})))
+    async def begun() -> HttpToolsProtocol:
+        protocol = HttpToolsProtocol(config, ServerState(), {})
+        protocol.on_message_begin()
+        return protocol
 
-    assert set(names.split()) - asyncio.run(attributes()) == set(), moved + "these attributes"
+    protocol = asyncio.run(begun())
+    assert set(names.split()) - set(vars(protocol)) == set(), moved + "these attributes"
+    keys = {"type", "asgi", "scheme", "root_path", "server", "client", "state"}
+    assert keys - set(protocol.scope) == set(), moved + "these keys of the scope"
 
 
 def test_uvicorns_cycle_takes_and_keeps_what_our_cycle_gives_it():

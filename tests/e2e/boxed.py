@@ -11,9 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import httpx2
-
-from tests.e2e.fake_service import eventually
+from tests import processes
 from tests.e2e.namespace import members
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +33,7 @@ class Boxed:
         self.process = subprocess.Popen(
             [*box, sys.executable, "-m", "service", *(command or ("serve",))],
             pass_fds=(tell,),
-            env={**_without_settings(), "ATTENTION_LAYERS_DIR": "/tmp/layers", "ATTENTION_PORT": "0", **environment},
+            env=processes.environment(layers_dir="/tmp/layers", port=0) | environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -50,7 +48,7 @@ class Boxed:
         lines = iter(self.process.stdout.readline, "")
         port = next(line["port"] for line in map(json.loads, lines) if line["event"] == "serving")
         url = f"http://127.0.0.1:{port}"
-        eventually(lambda: _is_ready(url), "the service is ready", within_s=60)
+        processes.eventually(lambda: processes.is_ready(url), "the service is ready", within_s=60)
         return url
 
     def pids(self) -> list[int]:
@@ -67,14 +65,3 @@ class Boxed:
         if self.process.poll() is None:
             self.process.kill()  # its child dies with it, and the namespace with that
         self.process.communicate()
-
-
-def _without_settings() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith("ATTENTION_")}
-
-
-def _is_ready(url: str) -> bool:
-    try:
-        return httpx2.get(f"{url}/readyz").status_code == 200
-    except httpx2.HTTPError:
-        return False

@@ -6,8 +6,9 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
+
+from tests.processes import eventually, is_alive
 
 FAKE_WORKER = Path(__file__).with_name("fake_worker.py")
 ROOT = Path(__file__).parents[2]
@@ -71,18 +72,3 @@ class FakeService:
 
     def ends(self, within_s=START_S):
         return self.process.wait(within_s)
-
-
-def eventually(condition, what, within_s=START_S):
-    end = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < end, f"not within {within_s} s: {what}"
-        time.sleep(0.02)
-
-
-def is_alive(pid):
-    """A zombie has ended, but its parent has not reaped it yet."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False

@@ -1,14 +1,13 @@
 """The real Prometheus with the configuration of deploy/, on a free port, asking faster than it would in earnest."""
 
-import contextlib
 import math
-import socket
 import subprocess
-import time
 from pathlib import Path
 
 import httpx2
 import yaml
+
+from tests import processes
 
 PROMETHEUS = Path(__file__).parents[2] / "deploy" / "prometheus"
 SCRAPE_S = 1
@@ -28,8 +27,7 @@ class PrometheusServer:
         (folder / "prometheus.yml").write_text(yaml.safe_dump(config), encoding="utf-8")
         self._log = folder / "log"
         self._folder = folder
-        with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as free:
-            self.url = f"http://127.0.0.1:{free.getsockname()[1]}"
+        self.url = f"http://127.0.0.1:{processes.free_port()}"
         self._session = httpx2.Client(base_url=self.url, timeout=30)
 
     def __enter__(self):
@@ -64,10 +62,7 @@ class PrometheusServer:
             return False
 
     def eventually(self, condition, what: str, within_s: float = 60) -> None:
-        end = time.monotonic() + within_s
-        while not condition():
-            assert time.monotonic() < end, f"not within {within_s} s: {what}"
-            time.sleep(0.1)
+        processes.eventually(condition, what, within_s)
 
     def get(self, path: str, **params):
         """The data of an API call that must succeed."""

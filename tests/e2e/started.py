@@ -1,13 +1,13 @@
 """The real service in a process of its own, with its log lines as they come."""
 
 import json
-import os
 import subprocess
 import sys
 import threading
-import time
 
 import httpx2
+
+from tests import processes
 
 X = {"query": [[0.5] * 16, [0.25] * 16]}
 
@@ -16,11 +16,9 @@ class Started:
     """`serve` over a directory of small layers, with its log lines as they come."""
 
     def __init__(self, directory, *, program=("-m", "service"), before=(), environment=None, **settings) -> None:
-        given = {name: value for name, value in os.environ.items() if not name.startswith("ATTENTION_")}
-        named = {f"ATTENTION_{name.upper()}": str(value) for name, value in settings.items()}
         self.process = subprocess.Popen(
             [*before, sys.executable, *map(str, program), "serve", "--port", "0", "--layers-dir", str(directory)],
-            env={**given, **named, **(environment or {})},
+            env=processes.environment(**settings) | (environment or {}),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -52,22 +50,14 @@ class Started:
         return f"http://127.0.0.1:{self.line(event='serving', host='127.0.0.1')['port']}"
 
     def wait_ready(self) -> None:
-        end = time.monotonic() + 60
-        while time.monotonic() < end:
-            try:
-                if httpx2.get(f"{self.url}/readyz").status_code == 200:
-                    return
-            except httpx2.HTTPError:
-                pass
-            time.sleep(0.05)
-        raise AssertionError("the service did not become ready")
+        url = self.url
+        processes.eventually(lambda: processes.is_ready(url), "the service is ready", within_s=60)
 
     def attend(self) -> httpx2.Response:
         return httpx2.post(f"{self.url}/v1/layers/small/attend", json=X)
 
     def samples(self) -> dict[str, float]:
-        text = httpx2.get(f"{self.url}/metrics").text
-        return {name: float(value) for name, value in (x.rsplit(" ", 1) for x in text.splitlines() if x[0] != "#")}
+        return processes.samples(httpx2.get(f"{self.url}/metrics").text)
 
     def end(self) -> None:
         """Whatever state it is in."""

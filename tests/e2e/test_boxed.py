@@ -16,10 +16,10 @@ import pytest
 
 from service.settings import usable_cores
 from tests.e2e.boxed import Boxed
-from tests.e2e.fake_service import eventually
 from tests.e2e.namespace import inner_pid, num_threads, status
 from tests.e2e.started import X
 from tests.integration.running import LAYERS, prepare
+from tests.processes import eventually
 
 pytestmark = [
     pytest.mark.e2e,

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from attention_client import AsyncClient, BadAnswer, Client, ConnectionFailed, Request, TopK, Weights, errors, masks
+from tests.integration.forms import as_base64
 from tests.integration.running import LAYERS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
@@ -34,18 +35,13 @@ def in_json(url: str, layer: str, **fields) -> Any:
     return answer.json()
 
 
-def object_of(array: np.ndarray) -> dict:
-    data = pybase64.b64encode(array.tobytes()).decode()
-    return {"dtype": array.dtype.name, "shape": list(array.shape), "data": data}
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("source", [X, BATCH], ids=["one", "batch"])
 def test_binary_and_json_give_the_same_bits(url, client, dtype, source):
     query = source.astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
     answer = client.attend("small", query, masks=[masks.causal()], weights="heads")
-    told = in_json(url, "small", query=object_of(query), masks=[{"kind": "causal"}], weights={"form": "heads"})
+    told = in_json(url, "small", query=as_base64(query), masks=[{"kind": "causal"}], weights={"form": "heads"})
     assert answer.output.dtype == query.dtype
     assert answer.output.tobytes() == pybase64.b64decode(told["output"]["data"])
     assert answer.weights.tobytes() == pybase64.b64decode(told["weights"]["data"])

@@ -13,6 +13,7 @@ import pytest
 from tests.e2e.raw_client import RawClient
 from tests.e2e.started import Started
 from tests.integration.running import LAYERS, prepare
+from tests.processes import eventually
 from tests.raw_inputs import get
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
@@ -32,7 +33,7 @@ def service(tmp_path_factory):
     )
     started.wait_ready()
     started.attend()  # whose heartbeat opens the last of the metrics' files
-    wait_until(lambda: any("layer_last_answer" in name for name in started.samples()))
+    eventually(lambda: any("layer_last_answer" in name for name in started.samples()), "the first heartbeat came")
     yield started
     started.end()
 
@@ -52,7 +53,7 @@ def worker(service) -> int:
 def same_process_and_true_counts(service):
     """After each test: one process, the first one, and as many ends as beginnings."""
     yield
-    wait_until(lambda: answered(service) == 200)
+    eventually(lambda: answered(service) == 200, "requests are answered")
     samples = service.samples()
     ends = sum(
         value for name, value in samples.items() if name.startswith(("attention_requests_", "attention_cancelled_"))
@@ -75,13 +76,6 @@ def answered(service) -> int:
     with contextlib.suppress(httpx2.HTTPError):
         return int(service.attend().status_code)
     return 0
-
-
-def wait_until(condition) -> None:
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def num_descriptors(pid: int) -> int:
@@ -107,7 +101,7 @@ def cpu_s(pid: int) -> float:
 def test_above_max_connections_health_is_answered_and_all_else_refused(service, port, worker, number):
     before = num_descriptors_at_rest(worker)
     with silent(port, number):
-        wait_until(lambda: num_descriptors(worker) >= before + min(number, KEPT))
+        eventually(lambda: num_descriptors(worker) >= before + min(number, KEPT), "the connections are accepted")
         for path in (b"/healthz", b"/readyz", b"/metrics", b"/v2/health/ready"):
             with RawClient(port) as client:
                 client.send(get(b"GET " + path + b" HTTP/1.1"))
@@ -118,7 +112,7 @@ def test_above_max_connections_health_is_answered_and_all_else_refused(service, 
             (answer,) = client.hear_all()
         assert (answer.status, answer.code, answer.headers["retry-after"]) == (503, "not_ready", "1")
         assert num_descriptors(worker) <= before + KEPT + ROOM
-    wait_until(lambda: num_descriptors(worker) <= before)
+    eventually(lambda: num_descriptors(worker) <= before, "their descriptors are closed")
 
 
 def test_an_existing_connection_is_served_beside_a_crowd(service, port):

@@ -15,10 +15,10 @@ import pytest
 
 from attention_client import Client
 from attention_client.errors import BodyTooLarge
-from tests.e2e.fake_service import eventually
 from tests.e2e.raw_client import RawClient
 from tests.e2e.started import Started, X
 from tests.integration.running import LAYERS, prepare
+from tests.processes import eventually
 from tests.raw_inputs import ATTEND, BAD_REQUESTS, SMUGGLED, TOO_MUCH, chunked, get, post
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.fake_service import eventually, is_alive
 from tests.integration.running import LAYERS
+from tests.processes import eventually, is_alive
 from tests.torture.subject import Subject
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]

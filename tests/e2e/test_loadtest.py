@@ -7,7 +7,6 @@ machine changes an outcome.
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from service.api.auth.key_ring import Role, line_for
 from tests.e2e.scripted_service import REFERENCES, ScriptedService, hang, one_at_a_time, refuse_with
 from tests.e2e.started import Started
 from tests.integration.running import LAYERS, prepare
+from tests.processes import free_port
 
 ROOT = Path(__file__).parents[2]
 FAULTY = Path(__file__).parent / "faulty_service.py"
@@ -90,12 +90,6 @@ class Ran:
 
 def headless(directory, url, *options, environment=None) -> tuple[int, str, dict]:
     return Ran(directory, url, "--headless", *BRIEF, *options, environment=environment).end()
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
 
 
 class Distributed:

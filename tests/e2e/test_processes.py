@@ -10,7 +10,8 @@ import time
 
 import pytest
 
-from tests.e2e.fake_service import START_S, FakeService, eventually, is_alive
+from tests.e2e.fake_service import START_S, FakeService
+from tests.processes import eventually, is_alive
 
 pytestmark = pytest.mark.e2e
 

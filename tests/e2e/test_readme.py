@@ -3,15 +3,14 @@
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import httpx2
 import numpy as np
 import pytest
+
+from tests import processes
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -43,26 +42,21 @@ def run(command: list[str] | str, **kwargs) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def port():
     """`make run` on a free port; Ctrl-C ends it in order."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        free = probe.getsockname()[1]
-    settings = {name: value for name, value in os.environ.items() if not name.startswith("ATTENTION_")}
+    free = processes.free_port()
     server = subprocess.Popen(
         ["make", "run"],
         cwd=ROOT,
-        env={**settings, "ATTENTION_PORT": str(free)},
+        env=processes.environment(port=free),
         stdout=subprocess.DEVNULL,
         start_new_session=True,
     )
+
+    def is_ready() -> bool:
+        assert server.poll() is None, "make run ended"
+        return processes.is_ready(f"http://127.0.0.1:{free}")
+
     try:
-        for _ in range(1200):
-            assert server.poll() is None, "make run ended"
-            try:
-                if httpx2.get(f"http://127.0.0.1:{free}/readyz").status_code == 200:
-                    break
-            except httpx2.HTTPError:
-                pass
-            time.sleep(0.1)
+        processes.eventually(is_ready, "the service is ready", within_s=120)
         yield free
     finally:
         os.killpg(server.pid, signal.SIGINT)

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from service.layers.store import Store
-from tests.e2e.fake_service import eventually, is_alive
 from tests.e2e.started import Started, X
 from tests.integration.running import LAYERS, prepare, small_layer
+from tests.processes import eventually, is_alive
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 

@@ -13,6 +13,7 @@ import httpx2
 import pytest
 import torch
 
+from tests import processes
 from tests.e2e.started import Started, X
 from tests.integration.running import LAYERS, prepare
 
@@ -188,19 +189,13 @@ REFUSED = {
 @pytest.mark.parametrize(("options", "environment", "says"), REFUSED.values(), ids=REFUSED)
 def test_an_impossible_start_is_one_clear_line_and_an_exit_code(tmp_path, options, environment, says):
     prepare(tmp_path, LAYERS[:1])
-    given = {name: value for name, value in os.environ.items() if not name.startswith("ATTENTION_")}
     command = [
         sys.executable,
-        "-m",
-        "service",
-        "serve",
-        "--port",
-        "0",
-        "--layers-dir",
+        *["-m", "service", "serve", "--port", "0", "--layers-dir"],
         str(tmp_path / "layers"),
         *options,
     ]
-    env = {**given, **environment}
+    env = processes.environment() | environment
     refused = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=env)
     assert refused.returncode not in (0, -signal.SIGKILL)
     assert says in refused.stderr

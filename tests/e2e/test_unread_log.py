@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.e2e.fake_service import eventually, is_alive
 from tests.integration.running import LAYERS, prepare
+from tests.processes import environment, eventually, free_port, is_alive
 from tests.torture import process_tree
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
@@ -24,25 +24,17 @@ NUM_REQUESTS = 3000
 NUM_CALLERS = 4
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 class Service:
     """The real service; its streams are what a test gives it, and read when a test reads them."""
 
     def __init__(self, folder, stdout, stderr=subprocess.DEVNULL, *, shell="", **settings):
         prepare(folder, LAYERS[:1])
         self.port = free_port()
-        given = {name: value for name, value in os.environ.items() if not name.startswith("ATTENTION_")}
-        named = {f"ATTENTION_{name.upper()}": str(value) for name, value in settings.items()}
         command = [sys.executable, "-m", "service", "serve", "--port", str(self.port)]
         command += ["--layers-dir", str(folder / "layers")]
         self.process = subprocess.Popen(
             ["/bin/sh", "-c", f'exec "$@" {shell}', "sh", *command],
-            env={**given, **named},
+            env=environment(**settings),
             stdout=stdout,
             stderr=stderr,
         )

@@ -6,14 +6,13 @@ bridge is needed; everything else is what docs/container.md recommends.
 
 import json
 import os
-import socket
 import subprocess
 import uuid
 from pathlib import Path
 
 import httpx2
 
-from tests.e2e.fake_service import eventually
+from tests import processes
 from tests.e2e.namespace import members
 
 ENGINE, IMAGE = os.environ.get("ENGINE", "docker"), os.environ.get("IMAGE", "attention-service:latest")
@@ -33,16 +32,10 @@ def engine(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[s
     return done
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port: int = taken.getsockname()[1]
-        return port
-
-
 class Container:
     def __init__(self, layers: Path, *options: str, port: int | None = None, limits: tuple[str, ...] = SIZED) -> None:
         self.name = f"attention-{uuid.uuid4().hex[:12]}"
-        self.port = port or free_port()
+        self.port = port or processes.free_port()
         network = (
             ("--network=host", "--env=ATTENTION_HOST=127.0.0.1", f"--env=ATTENTION_PORT={self.port}")
             if port is None
@@ -68,14 +61,13 @@ class Container:
         return engine("exec", self.name, *command, check=False)
 
     def wait_healthy(self) -> None:
-        eventually(lambda: self.health().returncode == 0, f"{self.name} is ready: {self.logs()}", within_s=60)
+        processes.eventually(lambda: self.health().returncode == 0, f"{self.name} is ready: {self.logs()}", within_s=60)
 
     def pids(self) -> list[int]:
         return members(self.pid)
 
     def samples(self) -> dict[str, float]:
-        text = httpx2.get(f"{self.url}/metrics").text
-        return {name: float(value) for name, value in (x.rsplit(" ", 1) for x in text.splitlines() if x[0] != "#")}
+        return processes.samples(httpx2.get(f"{self.url}/metrics").text)
 
     def logs(self) -> str:
         told = engine("logs", self.name, check=False)

@@ -19,10 +19,11 @@ import numpy as np
 import pytest
 
 from attention_client import Client
-from service.commands.asking import asking, tensor_field
-from tests.e2e.fake_service import eventually
+from service.commands.arguments import tensor_field
+from service.commands.asking import asking
 from tests.e2e.namespace import inner_pid, num_threads, status
 from tests.image.container import ENGINE, IMAGE, Container, engine
+from tests.processes import eventually
 
 ROOT = Path(__file__).parents[2]
 LAYERS = ROOT / ".layers"

@@ -21,6 +21,7 @@ from service.layers.store import Store, StoredLayer
 from service.observability.telemetry import Telemetry
 from service.settings import load_settings
 from service.worker.service import Service
+from tests import processes
 from tests.doubles import LocalChannel, lone_metrics
 from tests.receive_cycle import without_transport
 
@@ -90,9 +91,7 @@ class Running:
                 await asyncio.sleep(0.001)
 
     async def samples(self) -> dict[str, float]:
-        text = (await self.client.get("/metrics")).text
-        lines = [line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#")]
-        return {name: float(value) for name, value in lines}
+        return processes.samples((await self.client.get("/metrics")).text)
 
 
 def prepare(directory: Path, layers) -> None:

@@ -9,6 +9,7 @@ from attention_client import AsyncClient
 from attention_client.errors import Unauthorized
 from service.api.auth.access import ADMIN, METRICS, OPEN
 from service.api.auth.key_ring import Role, line_for
+from tests import processes
 
 X = {"query": [[0.5] * 16, [0.25] * 16]}
 USER, ROOT = "user-key", "root-key"
@@ -154,8 +155,7 @@ def test_A1_A5_every_wrong_key_gets_the_same_answer(served, keys, path):
 
 
 async def metrics(service):
-    text = (await service.client.get("/metrics", headers=BEARER)).text
-    return {name: float(value) for name, value in (x.rsplit(" ", 1) for x in text.splitlines() if x[0] != "#")}
+    return processes.samples((await service.client.get("/metrics", headers=BEARER)).text)
 
 
 def test_A1_the_key_is_checked_before_anything_else_of_a_request(served, keys):

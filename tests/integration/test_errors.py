@@ -13,6 +13,8 @@ import pytest
 import torch
 import zstandard
 
+from tests.integration.forms import as_base64
+
 X = [[0.5] * 16, [0.25] * 16]
 SECRET = "s3cret-marker"
 
@@ -417,8 +419,7 @@ def test_what_is_not_finite_in_base64_is_refused_with_its_index(served, rows, va
     async def story(service):
         values = np.full((rows, 16), 0.5, np.float32)
         values[1, 3] = float(value)
-        tensor = {"dtype": "float32", "shape": [rows, 16], "data": base64.b64encode(values.tobytes()).decode()}
-        problem = (await service.attend({"query": tensor})).json()
+        problem = (await service.attend({"query": as_base64(values)})).json()
         name = "NaN" if value == "nan" else value
         assert (problem["code"], problem["param"]) == ("non_finite", "/query")
         assert problem["detail"] == f"query has {name} at index [1][3], expected a number"

@@ -1,14 +1,13 @@
 """Cases of the catalogue (groups J, T, B) that need a whole service: each with the other values that the same rule covers."""
 
 import asyncio
-import base64
 import json
 import sys
 
 import numpy as np
 import pytest
 
-from tests.integration.forms import BINARY, Request, as_inference, as_safetensors
+from tests.integration.forms import BINARY, Request, as_base64, as_inference, as_safetensors
 
 X = [[0.5] * 16, [0.25] * 16]
 ATTEND, INFER = "/v1/layers/small/attend", "/v2/models/small/infer"
@@ -18,7 +17,7 @@ STATUS = {"bad_json": 400, "cost_limit": 413}
 def nan_at(place: int, rows: int = 2) -> dict:
     values = np.full((rows, 16), 0.5, np.float32)
     values.ravel()[place] = np.nan
-    return {"dtype": "float32", "shape": [rows, 16], "data": base64.b64encode(values.tobytes()).decode()}
+    return as_base64(values)
 
 
 CASES = {

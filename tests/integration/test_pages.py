@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-import service.app
+from service.api.openapi import pages
 from service.layers.catalog import Catalog
 from service.observability.metrics import Metrics
 from service.worker.service import Service
@@ -188,7 +188,7 @@ async def get_many(service: Running, path: str, times: int = 50) -> set[bytes]:
 
 
 def test_D5_the_document_is_rendered_once_a_catalog_for_many_requests(served, monkeypatch):
-    written = Called(monkeypatch, service.app, "write_openapi")
+    written = Called(monkeypatch, pages, "write_openapi")
 
     async def story(service):
         assert len(await get_many(service, "/openapi.json")) == 1
@@ -224,7 +224,7 @@ def test_the_document_of_a_wide_layer_takes_little_more_time_than_reading_it(tmp
 
 
 def test_a_document_that_failed_is_rendered_at_the_next_request(served, monkeypatch):
-    Called(monkeypatch, service.app, "write_openapi", faults=1)
+    Called(monkeypatch, pages, "write_openapi", faults=1)
 
     async def story(service):
         broken = await service.client.get("/openapi.json")

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from service.settings import Settings
+from tests import processes
 from tests.integration.running import LAYERS, prepare
 from tests.torture import process_tree
 from tests.torture.planted import VARIABLE
@@ -68,7 +69,6 @@ class Subject:
         directory.mkdir(parents=True, exist_ok=True)
         prepare(directory, layers)
         named = {name: value for name, value in settings.items() if name in Settings.model_fields}
-        given = {name: value for name, value in os.environ.items() if not name.startswith("ATTENTION_")}
         module = "service" if plants is None else "tests.torture.planted"
         named = {"run_dir": directory / "run", **named}
         (directory / "run").mkdir()
@@ -80,11 +80,7 @@ class Subject:
         with _pinned(cpus):
             self.process = subprocess.Popen(
                 [sys.executable, "-m", module, "serve", "--port", "0", "--layers-dir", str(directory / "layers")],
-                env={
-                    **given,
-                    VARIABLE: json.dumps(plants),
-                    **{f"ATTENTION_{name.upper()}": str(value) for name, value in named.items()},
-                },
+                env=processes.environment(**named) | {VARIABLE: json.dumps(plants)},
                 stdout=self._out if end is None else end,
                 stderr=self._err if end is None else end,
             )
@@ -159,8 +155,7 @@ class Subject:
             connection.close()
 
     def samples(self) -> dict[str, float]:
-        text = self.get("/metrics")[1].decode()
-        return {name: float(value) for name, value in (x.rsplit(" ", 1) for x in text.splitlines() if x[0] != "#")}
+        return processes.samples(self.get("/metrics")[1].decode())
 
     def vitals(self) -> Vitals:
         """Of the workers together."""

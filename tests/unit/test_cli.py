@@ -6,8 +6,10 @@ import os
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import typer.main
 from typer.testing import CliRunner
@@ -86,3 +88,33 @@ def test_an_option_takes_the_same_variable_in_every_command(option, variable):
     }
     assert len(found) > 3
     assert set(found.values()) == {variable}
+
+
+@pytest.mark.parametrize(
+    "command", ["--version", "--help", "keys new", "layers list --layers-dir .", "show --weights w.npy"]
+)
+def test_a_stdout_that_cannot_be_written_is_one_sentence(tmp_path, command):
+    np.save(tmp_path / "w.npy", np.eye(2))
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        words = [sys.executable, "-m", "service", *command.split()]
+        where = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        found = subprocess.run(
+            words, stdout=full, stderr=subprocess.PIPE, text=True, check=False, cwd=tmp_path, env=where
+        )
+    line = "attention-service: a write failed: No space left on device"
+    assert (found.returncode, found.stderr.splitlines()[-1]) == (1, line)
+    assert len(found.stderr.splitlines()) == 1 + (command == "keys new"), "that command prints its secret to stderr"
+
+
+def test_the_line_of_a_key_is_utf_8_whatever_the_locale():
+    words = [sys.executable, "-m", "service", "keys", "new", "--name", "Zoë"]
+    found = subprocess.run(words, stdout=subprocess.PIPE, check=True, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert found.stdout.decode().endswith(" infer  # Zoë\n")
+
+
+def test_a_name_that_is_not_utf_8_is_printed_with_backslash_escapes(tmp_path):
+    path = tmp_path / os.fsdecode(b"b\xff.npy")
+    np.save(path, np.eye(2))
+    words = [sys.executable, "-m", "service", "show", "--weights", path]
+    found = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert r"b\udcff.npy" in found.stdout

@@ -17,6 +17,7 @@ import hmac
 import re
 import secrets
 import stat
+import threading
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -143,7 +144,8 @@ class KeyFile:
         self._seen: tuple[int, ...] | None = None  # the stamp of the last check
         self._num_checks = 0  # since the file differs from what was taken
         self._reported: str | None = None
-        self.is_reading = False  # whether a thread checks the file; a file server that is away may keep it for any time
+        # The thread that checks the file holds it; a file server that is away may keep it for any time.
+        self.reading = threading.Lock()
 
     async def open(self) -> None:
         """Read the keys for the first time; raise KeysError if the file cannot be used."""
@@ -173,8 +175,7 @@ class KeyFile:
         A change is taken once two checks find the same: a file that is written in place is torn for a moment. It is empty until a
         slow command writes to it, so a file without keys is taken only after MAX_CHECKS, as one that never stays the same.
         """
-        self.is_reading = True
-        try:
+        with self.reading:
             stamp, before = _stamp(self._path), self._seen
             self._seen = stamp
             self._num_checks = 0 if stamp == self._taken else self._num_checks + 1
@@ -194,8 +195,6 @@ class KeyFile:
                 self._taken, self._reported = None, found.message
                 return None if found.message == reported else found
             return found
-        finally:
-            self.is_reading = False
 
 
 def _stamp(path: Path) -> tuple[int, ...] | None:

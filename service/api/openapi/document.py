@@ -1,8 +1,10 @@
 """OpenAPI document: describes the whole contract, hot routes included, with examples that run as they stand.
 
 Invariants: schemas come from the pydantic models that check requests. Examples have the widths of a served layer, so the
-document is made anew when the catalog changes. Nothing in it needs the network. Only the hot routes' texts stand here: every
-other text stands where its route or its field is declared.
+document is made anew when the catalog changes. Nothing in it needs the network. Only the texts of the hot routes and of headers
+stand here: every other text stands where its route or its field is declared. Accept, Authorization and Content-Type are no
+parameters, because OpenAPI ignores such: they are media types and security schemes. No parameter of a header has a default or an
+example, or the page would send it with every request.
 """
 
 from __future__ import annotations
@@ -10,23 +12,21 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
-from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
-from service.api.attend_route import ATTENTION_ROUTE, INFER_ROUTES, ROUTE
-from service.api.openapi.examples import attend_examples, attention_examples, error_answer, infer_examples
-from service.api.openapi.headers import HEADERS, PARAMETERS, headers_read, headers_sent
-from service.api.problems import error_rows, is_inference, problem_responses
+from service.api.attend_route import ATTENTION_ROUTE, BODY_CODINGS, INFER_CODINGS, INFER_ROUTES, ROUTE
+from service.api.openapi.examples import attend_examples, attention_examples, error_examples, infer_examples
+from service.api.problems import is_inference, problem_responses
 from service.api.reply import JSON, OCTET_STREAM, SAFETENSORS
 from service.attention.spec import LayerSpec
 from service.wire.answer import AttendAnswer, AttentionReply
 from service.wire.attend_request import AttendRequest
 from service.wire.attention_request import AttentionRequest
-from service.wire.inference_schemas import VERSION, InferAnswer, InferenceError, InferRequest
+from service.wire.inference_codec import VERSION, InferAnswer, InferenceError, InferRequest
 from service.wire.schemas import Problem
 
 _REF = "#/components/schemas/{model}"
@@ -77,6 +77,39 @@ _INFER_DESCRIPTION = (
     "`past_value` and `sinks`, the parameters `scale`, `softcap`, `scores`, `lse` and `present`, and outputs of those names "
     "(`present_key`, `present_value`)."
 )
+_HOT = (ROUTE, ATTENTION_ROUTE, *INFER_ROUTES)
+_TEXT, _COUNT = {"type": "string"}, {"type": "integer", "minimum": 0}
+_ANY = ("X-Request-ID", "traceparent", "tracestate")
+_FRAMED = "Inference-Header-Content-Length"
+_ID = "in the answer and the log if it is 1 to 128 of A-Z a-z 0-9 . _ : / + = @ -; default: made"
+_DEADLINE = "shortens the deadline, which begins when the body is complete; default: ATTENTION_REQUEST_TIMEOUT_MS"
+_CODING = "of the body; default: none"
+_REQUEST_HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "X-Request-ID": (_ID, _TEXT),
+    "traceparent": ("W3C trace context, continued where ATTENTION_TRACES is on; default: a new trace", _TEXT),
+    "tracestate": ("of the same trace; default: none", _TEXT),
+    "X-Request-Timeout-Ms": (_DEADLINE, {"type": "integer", "minimum": 1}),
+    "Accept-Encoding": ("content codings of the answer; default: identity; several are an offer, not a request", _TEXT),
+    _FRAMED: ("bytes of the JSON, where the bytes of tensors follow it; default: all is JSON", _COUNT),
+    "Content-Encoding-v1": (_CODING, {"type": "string", "enum": [*map(bytes.decode, BODY_CODINGS)]}),
+    "Content-Encoding-v2": (_CODING, {"type": "string", "enum": [*map(bytes.decode, INFER_CODINGS)]}),
+}
+_ANSWER_HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "X-Request-ID": ("that of the request, or a made one; name it when you report a fault", _TEXT),
+    "Server": ("attention-service/ and its major version, by which the Python client warns of another", _TEXT),
+    "Cache-Control": ("no-store: an answer is about the client's own tensors", _TEXT),
+    "Server-Timing": ("decode, queue, compute and total, in milliseconds", _TEXT),
+    "Content-Encoding": ("the coding of the answer, if it was requested and is worth it", _TEXT),
+    "Retry-After": ("whole seconds after which to send the request again", _COUNT),
+    "WWW-Authenticate": ("Bearer", _TEXT),
+    _FRAMED: ("bytes of the JSON, where the bytes of tensors follow it", _COUNT),
+}
+_OF_STATUS = {"401": ("WWW-Authenticate",), "409": ("Retry-After",), "429": ("Retry-After",), "503": ("Retry-After",)}
+_PARAMETERS = {
+    name: {"name": name.removesuffix("-v1").removesuffix("-v2"), "in": "header", "description": words, "schema": schema}
+    for name, (words, schema) in _REQUEST_HEADERS.items()
+}
+_HEADERS = {name: {"description": words, "schema": schema} for name, (words, schema) in _ANSWER_HEADERS.items()}
 
 
 def write_openapi(
@@ -104,8 +137,8 @@ def write_openapi(
     page["components"] = {
         "schemas": page["components"]["schemas"] | hot_schemas["$defs"],
         "responses": _error_answers("v1") | _error_answers("v2"),
-        "parameters": PARAMETERS,
-        "headers": HEADERS,
+        "parameters": _PARAMETERS,
+        "headers": _HEADERS,
     }
     for name in ("HTTPValidationError", "ValidationError"):
         page["components"]["schemas"].pop(name, None)
@@ -124,93 +157,91 @@ def _complete(operation: dict[str, Any], path: str, layer: str | None, *, needs_
         parameters.setdefault(name, {"name": name, "in": "path", "required": True, "schema": {"type": "string"}})
         if example := {"version": VERSION, "layer": layer}.get(name):
             parameters[name]["example"] = example
-    operation["parameters"] = [*parameters.values(), *headers_read(path)]
+    operation["parameters"] = [*parameters.values(), *_headers_read(path)]
     responses = operation["responses"]
     # FastAPI announces its own validation errors, which no route of ours returns.
     if "HTTPValidationError" in str(responses.get("422")):
         del responses["422"]
     for status, answer in responses.items():
         if "$ref" not in answer:
-            answer["headers"] = headers_sent(path, status)
+            answer["headers"] = _headers_sent(path, status)
     if needs_key:
         operation["security"] = [{name: []} for name in _KEY_SCHEMES]
-        refusals = _refusals(path)
-        for status in ("401", "403"):
-            responses.setdefault(status, refusals[status])
+    version = "v2" if is_inference(path) else "v1"
+    for name in _error_answers(version):
+        status = name.removeprefix(f"{version}_")
+        if path in _HOT or (needs_key and status in ("401", "403")):
+            responses.setdefault(status, {"$ref": f"#/components/responses/{name}"})
 
 
 def _hot_paths(spec: LayerSpec | None) -> dict[str, dict[str, Any]]:
     """Return the operation of each hot route by its path, with examples for a layer of this spec if there is one."""
+    for_layer, for_model = (attend_examples(spec), infer_examples(spec)) if spec is not None else (None, None)
     attend = {
         "tags": ["layers"],
         "summary": "Attend: one sequence or a batch through a layer",
         "description": _DESCRIPTION,
         "operationId": "attend",
-        "requestBody": _body("AttendRequest", SAFETENSORS, {} if spec is None else attend_examples(spec)),
-        "responses": _responses(ROUTE, "the layer's answer", "AttendAnswer", SAFETENSORS),
+        "requestBody": {"required": True, "content": _content("AttendRequest", SAFETENSORS, for_layer)},
+        "responses": _success("the layer's answer", "AttendAnswer", SAFETENSORS),
     }
     attention = {
         "tags": ["attention"],
         "summary": "Attention: scaled dot-product attention on your own tensors",
         "description": _ATTENTION_DESCRIPTION,
         "operationId": "attention",
-        "requestBody": _body("AttentionRequest", SAFETENSORS, attention_examples()),
-        "responses": _responses(
-            ATTENTION_ROUTE, "the output and what else was asked for", "AttentionReply", SAFETENSORS
-        ),
+        "requestBody": {"required": True, "content": _content("AttentionRequest", SAFETENSORS, attention_examples())},
+        "responses": _success("the output and what else was asked for", "AttentionReply", SAFETENSORS),
     }
     infer = {
         "tags": ["open inference protocol"],
         "summary": "Infer: the same layers for the protocol's own clients",
         "description": _INFER_DESCRIPTION,
         "operationId": "infer",
-        "requestBody": _body("InferRequest", OCTET_STREAM, {} if spec is None else infer_examples(spec)),
-        "responses": _responses(INFER_ROUTES[0], "the model's outputs", "InferAnswer", OCTET_STREAM),
+        "requestBody": {"required": True, "content": _content("InferRequest", OCTET_STREAM, for_model)},
+        "responses": _success("the model's outputs", "InferAnswer", OCTET_STREAM),
     }
     operations = (attend, attention, infer, infer | {"operationId": "infer_version"})
-    paths = (ROUTE, ATTENTION_ROUTE, *INFER_ROUTES)
-    return {path: {"post": operation} for path, operation in zip(paths, operations, strict=True)}
+    return {path: {"post": operation} for path, operation in zip(_HOT, operations, strict=True)}
 
 
-def _body(model: str, binary: bytes, examples: dict[str, Any]) -> dict[str, Any]:
-    content = _content(model, binary)
-    if examples:
-        content[JSON.decode("ascii")]["examples"] = examples
-    return {"required": True, "content": content}
+def _success(meaning: str, model: str, binary: bytes) -> dict[str, Any]:
+    return {"200": {"description": meaning, "content": _content(model, binary)}}
 
 
-def _responses(route: str, meaning: str, model: str, binary: bytes) -> dict[str, Any]:
-    return {"200": {"description": meaning, "content": _content(model, binary)}, **_refusals(route)}
-
-
-def _content(model: str, binary: bytes) -> dict[str, Any]:
+def _content(model: str, binary: bytes, examples: dict[str, Any] | None = None) -> dict[str, Any]:
     """Return the two forms of a body: JSON by `model`, and the media type `binary`."""
-    return {
-        JSON.decode("ascii"): {"schema": {"$ref": _REF.format(model=model)}},
-        binary.decode("ascii"): {"schema": {"type": "string", "format": "binary"}},
-    }
-
-
-def _refusals(path: str) -> dict[str, Any]:
-    """Return the error responses of a POST to this path, as references to the answers below."""
-    version = "v2" if is_inference(path) else "v1"
-    return {name.partition("_")[2]: {"$ref": f"#/components/responses/{name}"} for name in _error_answers(version)}
+    as_json: dict[str, Any] = {"schema": {"$ref": _REF.format(model=model)}}
+    if examples:
+        as_json["examples"] = examples
+    return {JSON.decode("ascii"): as_json, binary.decode("ascii"): {"schema": {"type": "string", "format": "binary"}}}
 
 
 @functools.cache
 def _error_answers(version: str) -> dict[str, Any]:
-    """Return the error answers of a version by version and status: each with its codes and a document of each code."""
-    as_inference = version == "v2"
-    examples: dict[int, dict[str, Any]] = {}
-    for row in sorted(error_rows()):
-        if row.status != HTTPStatus.METHOD_NOT_ALLOWED:
-            of_status = examples.setdefault(row.inference_status if as_inference else row.status, {})
-            of_status[row.code] = error_answer(row, as_inference=as_inference)
-    answers = {}
-    for status, found in sorted(examples.items()):
+    """Return the error answers to a POST by version and status: each with its codes and a document of each code."""
+    as_inference, answers = version == "v2", {}
+    for status, found in sorted(error_examples(as_inference=as_inference).items()):
         words = ", ".join(f"`{code}`" for code in found)
         answer = problem_responses({status: words}, as_inference=as_inference)[status]
         (content,) = answer["content"].values()
         content["examples"] = found
-        answers[f"{version}_{status}"] = answer | {"headers": headers_sent("", str(status))}
+        answers[f"{version}_{status}"] = answer | {"headers": _headers_sent("", str(status))}
     return answers
+
+
+def _headers_read(path: str) -> list[dict[str, str]]:
+    """Return the headers that a request to this path may have, as references to _PARAMETERS."""
+    names = list(_ANY)
+    if path in _HOT:
+        version, framed = ("v2", [_FRAMED]) if is_inference(path) else ("v1", [])
+        names = ["X-Request-Timeout-Ms", f"Content-Encoding-{version}", "Accept-Encoding", *framed, *names]
+    return [{"$ref": f"#/components/parameters/{name}"} for name in names]
+
+
+def _headers_sent(path: str, status: str) -> dict[str, dict[str, str]]:
+    """Return the headers of an answer, as references to _HEADERS; `path` may be empty for errors."""
+    names = ["X-Request-ID", "Server", "Cache-Control", *_OF_STATUS.get(status, ())]
+    if path in _HOT and status == "200":
+        names += ["Server-Timing", "Content-Encoding", *([_FRAMED] if is_inference(path) else ())]
+    return {name: {"$ref": f"#/components/headers/{name}"} for name in names}

@@ -8,13 +8,13 @@ a text here that the service uses.
 from __future__ import annotations
 
 import base64
-import functools
 import json
 import struct
+from http import HTTPStatus
 from typing import Any
 
 from service import errors
-from service.api.problems import ErrorRow, render
+from service.api.problems import error_rows, render
 from service.api.request_body import CHEAPER
 from service.attention.spec import LayerSpec
 from service.errors import ServiceError
@@ -28,8 +28,8 @@ _NAN = {"dtype": "float32", "shape": [1, 1], "data": "AADAfw=="}
 
 
 def attend_examples(spec: LayerSpec) -> Body:
-    query = {name: _rows(3, width) for name, width in _needed(spec)}
-    small = {name: _rows(2, width) for name, width in _needed(spec)}
+    query = {name: _rows(3, width) for name, width in _needed(spec).items()}
+    small = {name: _rows(2, width) for name, width in _needed(spec).items()}
     cross = {"query": query["query"], "key": _rows(4, spec.key_width), "value": _rows(4, spec.value_width)}
     padded = [{"kind": "attend", "axes": "bs", "values": [[True, True, True], [True, True, False]]}]
     return {
@@ -137,14 +137,11 @@ def _bodies_of_errors(unaligned: Body, whole: Body | None, without_layout: Body 
     return {code: _example(f"Error {code}: {words}", body) for code, (words, body) in bodies.items()}
 
 
-def _needed(spec: LayerSpec) -> list[tuple[str, int]]:
+def _needed(spec: LayerSpec) -> dict[str, int]:
     """Return the tensors that every request to this layer has, with their widths."""
-    every = (
-        (True, "query", spec.query_width),
-        (spec.needs_key, "key", spec.key_width),
-        (spec.needs_value, "value", spec.value_width),
-    )
-    return [(name, width) for is_needed, name, width in every if is_needed]
+    key = {"key": spec.key_width} if spec.needs_key else {}
+    value = {"value": spec.value_width} if spec.needs_value else {}
+    return {"query": spec.query_width, **key, **value}
 
 
 def _rows(count: int, width: int) -> list[list[float]]:
@@ -161,7 +158,7 @@ def _base64(rows: list[list[float]]) -> Body:
 def infer_examples(spec: LayerSpec) -> Body:
     inputs = [
         {"name": name, "datatype": "FP32", "shape": [1, 3, width], "data": [_rows(3, width)]}
-        for name, width in _needed(spec)
+        for name, width in _needed(spec).items()
     ]
     mask = {"name": "attend_mask", "datatype": "BOOL", "shape": [1, 3], "data": [1, 1, 0]}
     return {
@@ -208,19 +205,19 @@ _TEXTS: dict[type[ServiceError], str] = {
 }
 
 
-def error_answer(row: ErrorRow, *, as_inference: bool) -> dict[str, Any]:
-    """Return OpenAPI's example of the answer to an error; raises KeyError for a code without one."""
-    problem = render(_errors()[row.code], _REQUEST_ID, as_inference=as_inference)
-    return {"summary": f"{row.code}: {row.cause}", "value": json.loads(problem.body)}
-
-
-@functools.cache
-def _errors() -> dict[str, ServiceError]:
-    found = [kind(text) for kind, text in _TEXTS.items()]
+def error_examples(*, as_inference: bool) -> dict[int, Body]:
+    """Return OpenAPI's examples of the answers to a POST's errors by status and code; raises KeyError for a code without one."""
+    raised = {kind.code: kind(text) for kind, text in _TEXTS.items()}
     for example in attention_examples().values():
         body = json.dumps(example["value"]).encode()
         try:
             check_attention(parse(body, max_depth=32, max_numbers=1000), _LIMITS)
         except ServiceError as error:
-            found.append(error.with_traceback(None))
-    return {error.code: error for error in found}
+            raised[error.code] = error.with_traceback(None)
+    answers: dict[int, Body] = {}
+    for row in sorted(error_rows()):
+        if row.status != HTTPStatus.METHOD_NOT_ALLOWED:
+            problem = render(raised[row.code], _REQUEST_ID, as_inference=as_inference)
+            example = _example(f"{row.code}: {row.cause}", json.loads(problem.body))
+            answers.setdefault(problem.status, {})[row.code] = example
+    return answers

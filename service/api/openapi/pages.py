@@ -12,22 +12,21 @@ import re
 from collections.abc import Callable
 from concurrent.futures import Executor
 from importlib import resources
-from typing import Any, TypeVar
 
 import orjson
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import RedirectResponse, Response
 from starlette.routing import Match, Route
 from starlette.types import Scope
 
+from service.api.openapi.document import write_openapi
 from service.api.outer_middleware import record_of
 from service.api.problems import ERRORS_PAGE, error_rows
 from service.api.shared_work import Memo
+from service.attention.spec import LayerSpec
 from service.errors import RouteNotFound
 from service.http.request_parser import fields_of
-
-K = TypeVar("K")
 
 _ASSETS = {"swagger-ui-bundle.js": "text/javascript", "swagger-ui.css": "text/css", "favicon.png": "image/png"}
 _TAG = re.compile(rb'"[^"]*"')
@@ -35,48 +34,55 @@ _TAG = re.compile(rb'"[^"]*"')
 
 class Document:
     def __init__(self, content: bytes, media_type: str) -> None:
-        self.content, self.media_type = content, media_type
-        self.etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+        self._content, self._media_type = content, media_type
+        self._etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+
+    async def answer(self, request: Request) -> Response:
+        """Return the document, or a 304 if If-None-Match names its tag, weak or not, or `*` (RFC 9110, section 13.1.2)."""
+        known = b",".join(fields_of(request.scope)[b"if-none-match"])
+        record_of(request.scope).is_document = True
+        headers = {"etag": self._etag}
+        if known.strip() == b"*" or self._etag.encode("ascii") in _TAG.findall(known):
+            return Response(status_code=304, headers=headers)
+        return Response(self._content, media_type=self._media_type, headers=headers)
 
 
 def make_docs_router(
-    title: str, depends_on: Callable[[], K], openapi: Callable[[K], dict[str, Any]], thread: Executor
+    app: FastAPI,
+    example_layer: Callable[[], tuple[str, LayerSpec] | None],
+    needs_key: Callable[[str], bool],
+    thread: Executor,
 ) -> APIRouter:
-    """Return the router; `openapi` writes the document in `thread`, anew when the value of `depends_on` changes."""
+    """Return the router; the document of `app` is written in `thread`, anew when the layer of its examples changes."""
     router = APIRouter(include_in_schema=False)
     static = resources.files("fastapi_offline") / "static"
     page = get_swagger_ui_html(
         openapi_url="openapi.json",
-        title=title,
+        title=app.title,
         swagger_js_url="docs/swagger-ui-bundle.js",
         swagger_css_url="docs/swagger-ui.css",
         swagger_favicon_url="docs/favicon.png",
     )
-    swagger = Document(bytes(page.body), "text/html")
+    router.add_api_route("/docs", Document(bytes(page.body), "text/html").answer)
+    router.add_api_route(ERRORS_PAGE, Document(_errors_page().encode(), "text/html").answer)
     schema: Memo[Document] = Memo(thread)
-    errors = Document(_errors_page().encode(), "text/html")
     assets: dict[str, Memo[Document]] = {name: Memo(thread) for name in _ASSETS}
 
     @router.get("/openapi.json")
     async def openapi_json(request: Request) -> Response:
-        key = depends_on()
+        layer = example_layer()
         # orjson holds the interpreter for 6 ms if a layer is 4,096 wide; Python's own C encoder would for 50.
-        return _answer(request, await schema.get(key, lambda: Document(orjson.dumps(openapi(key)), "application/json")))
-
-    @router.get("/docs")
-    async def docs(request: Request) -> Response:
-        return _answer(request, swagger)
-
-    @router.get(ERRORS_PAGE)
-    async def errors_page(request: Request) -> Response:
-        return _answer(request, errors)
+        found = await schema.get(
+            layer, lambda: Document(orjson.dumps(write_openapi(app, layer, needs_key)), "application/json")
+        )
+        return await found.answer(request)
 
     @router.get("/docs/{asset}")
     async def part(request: Request, asset: str) -> Response:
         if asset not in _ASSETS:
             raise RouteNotFound("the page has no file of that name")
-        found = assets[asset].get(asset, lambda: Document((static / asset).read_bytes(), _ASSETS[asset]))
-        return _answer(request, await found)
+        found = await assets[asset].get(asset, lambda: Document((static / asset).read_bytes(), _ASSETS[asset]))
+        return await found.answer(request)
 
     return router
 
@@ -106,13 +112,3 @@ def _errors_page() -> str:
     return (
         f"<!doctype html><title>Errors</title><style>{style}</style><h1>Errors</h1><table>{head}{''.join(rows)}</table>"
     )
-
-
-def _answer(request: Request, document: Document) -> Response:
-    """Return the document, or a 304 if If-None-Match names its tag, weak or not, or `*` (RFC 9110, section 13.1.2)."""
-    known = b",".join(fields_of(request.scope)[b"if-none-match"])
-    record_of(request.scope).is_document = True
-    headers = {"etag": document.etag}
-    if known.strip() == b"*" or document.etag.encode("ascii") in _TAG.findall(known):
-        return Response(status_code=304, headers=headers)
-    return Response(document.content, media_type=document.media_type, headers=headers)

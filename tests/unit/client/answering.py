@@ -5,7 +5,9 @@ By default it echoes: the output is the query, and weights have the requested sh
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -53,9 +55,10 @@ def problem_of(status: int, code: str, detail: str = "words", *, param: str | No
     )
 
 
-def weights_for(query: torch.Tensor, wanted: dict[str, Any] | None, *, num_heads: int = 4) -> dict[str, torch.Tensor]:
+def weights_for(query: torch.Tensor, wanted: Any, *, num_heads: int = 4) -> dict[str, torch.Tensor]:
     if wanted is None:
         return {}
+    wanted = {"form": wanted} if isinstance(wanted, str) else wanted
     *batch, length, _ = query.shape
     rows = len(wanted.get("queries", range(length)))
     heads = len(wanted.get("heads", range(num_heads)))
@@ -96,6 +99,21 @@ class Answering:
         if request.headers["content-type"] == "application/json":
             return httpx2.Response(200, json={"echo": json.loads(request.content)})
         return echo(request)
+
+
+class Hanging:
+    """A step that never answers; the events are set when a request has come and when it is cancelled."""
+
+    def __init__(self) -> None:
+        self.has_begun, self.is_cancelled = threading.Event(), threading.Event()
+
+    async def __call__(self, request: httpx2.Request) -> httpx2.Response:
+        self.has_begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.is_cancelled.set()
+        raise AssertionError
 
 
 def echo(request: httpx2.Request) -> httpx2.Response:

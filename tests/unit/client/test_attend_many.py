@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attention_client.attend_many import in_order, in_order_async
+from attention_client.async_client import in_order_async
+from attention_client.sync_client import in_order
 from tests.doubles import run, turns
 
 SCRIPTS = (st.integers(0, 30), st.integers(1, 9), st.randoms(use_true_random=False))

@@ -37,7 +37,16 @@ from attention_client import (
     masks,
 )
 from tests.doubles import run, turns
-from tests.unit.client.answering import FACTS, Answering, answer_of, file_of, metadata_of, problem_of, read_request
+from tests.unit.client.answering import (
+    FACTS,
+    Answering,
+    Hanging,
+    answer_of,
+    file_of,
+    metadata_of,
+    problem_of,
+    read_request,
+)
 
 X = np.arange(6, dtype=np.float32).reshape(3, 2)
 QUERIES = [
@@ -375,10 +384,6 @@ def test_errors_may_be_returned_in_place_of_answers(face):
     assert [type(outcome) for outcome in found] == [errors.NonFinite, errors.BadDtype, Answer, errors.InvalidInput]
 
 
-async def silent(request):
-    await asyncio.sleep(60)
-
-
 async def cut_off(request):
     raise httpx2.ReadError("x")
 
@@ -386,7 +391,7 @@ async def cut_off(request):
 def test_an_error_that_is_returned_keeps_no_query(face):
     queries: list[Any] = [X.copy(), X.copy(), X.copy(), X.astype(int)]
     watched = [weakref.ref(query) for query in queries]
-    service = Answering(problem_of(422, "bad_shape"), httpx2.ConnectError("x"), silent)
+    service = Answering(problem_of(422, "bad_shape"), httpx2.ConnectError("x"), Hanging())
     items = (queries.pop(0) for _ in watched)
     found = list(face(service, attempts=1).attend_many("small", items, timeout_s=0.05, window=1, on_error="yield"))
     kinds = [errors.BadShape, errors.ConnectionFailed, errors.DeadlineExceeded, errors.BadDtype]
@@ -395,7 +400,9 @@ def test_an_error_that_is_returned_keeps_no_query(face):
     assert not any(ref() is not None for ref in watched)
 
 
-@pytest.mark.parametrize("trouble", [problem_of(422, "bad_shape"), cut_off, silent], ids=["refused", "cut off", "late"])
+@pytest.mark.parametrize(
+    "trouble", [problem_of(422, "bad_shape"), cut_off, Hanging()], ids=["refused", "cut off", "late"]
+)
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
 def test_a_failed_call_leaves_nothing_to_the_garbage_collector(kind, trouble):
     """Requests are large, and the collector counts objects, not bytes."""
@@ -405,7 +412,7 @@ def test_a_failed_call_leaves_nothing_to_the_garbage_collector(kind, trouble):
         query = X.copy()
         watched = weakref.ref(query)
         with contextlib.suppress(ServiceError):
-            await client.attend("small", query, timeout_s=0.05 if trouble is silent else None)
+            await client.attend("small", query, timeout_s=0.05 if isinstance(trouble, Hanging) else None)
         del query
         for _ in range(500):  # the client's thread may still be at work
             if watched() is not None:
@@ -459,24 +466,16 @@ def test_the_window_is_never_exceeded(face):
 
 
 def test_a_consumer_that_stops_early_cancels_the_requests_in_flight(face):
-    hanging, cancelled = asyncio.Event(), threading.Event()
-
-    async def hang(request: httpx2.Request) -> httpx2.Response:
-        hanging.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            cancelled.set()
-        raise AssertionError
+    hang = Hanging()
 
     async def answer(request: httpx2.Request) -> httpx2.Response:
-        await hanging.wait()
+        await asyncio.to_thread(hang.has_begun.wait, 20)
         return answer_of({"output": read_request(request)[0]["query"]})
 
     for _ in face(Answering(answer, hang, hang)).attend_many("small", [X] * 9, window=3):
         break
     gc.collect()
-    assert cancelled.wait(20)
+    assert hang.is_cancelled.wait(20)
 
 
 def test_the_async_client_accepts_an_async_iterator():
@@ -493,12 +492,8 @@ def test_the_async_client_accepts_an_async_iterator():
 
 
 def test_a_deadline_holds_for_the_whole_call(face):
-    async def hang(request: httpx2.Request) -> httpx2.Response:
-        await asyncio.Event().wait()
-        raise AssertionError
-
     with pytest.raises(errors.DeadlineExceeded):
-        face(Answering(hang)).attend("small", X, timeout_s=0.001)
+        face(Answering(Hanging())).attend("small", X, timeout_s=0.001)
 
 
 def test_a_closed_client_raises_that_it_is_closed():
@@ -511,18 +506,12 @@ def test_a_closed_client_raises_that_it_is_closed():
 
 
 def test_a_call_that_is_in_flight_when_the_client_closes_is_one_typed_error():
-    hanging = threading.Event()
-
-    async def hang(request: httpx2.Request) -> httpx2.Response:
-        hanging.set()
-        await asyncio.Event().wait()
-        raise AssertionError
-
+    hang = Hanging()
     service = Answering(hang, hang)
     client = Client(transport=service.transport)
     with ThreadPoolExecutor(1) as pool:
         call = pool.submit(client.attend, "small", X)
-        assert hanging.wait(20)
+        assert hang.has_begun.wait(20)
         client.close()
         with pytest.raises(ConnectionFailed, match="closed"):
             call.result()
@@ -530,11 +519,7 @@ def test_a_call_that_is_in_flight_when_the_client_closes_is_one_typed_error():
 
 
 def test_a_call_that_is_in_flight_when_the_asynchronous_client_closes_is_the_same_typed_error():
-    async def hang(request: httpx2.Request) -> httpx2.Response:
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    service = Answering(hang, problem_of(503, "draining", retry_after="60"))
+    service = Answering(Hanging(), problem_of(503, "draining", retry_after="60"))
 
     async def main() -> None:
         client = AsyncClient(transport=service.transport, timeout_s=None)
@@ -598,22 +583,12 @@ def test_threads_share_a_client():
 
 def test_an_interrupt_cancels_the_call(monkeypatch):
     """Ctrl-C interrupts the waiting caller; its call must not go on."""
-    hanging, cancelled = threading.Event(), threading.Event()
-
-    async def hang(request: httpx2.Request) -> httpx2.Response:
-        hanging.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            cancelled.set()
-        raise AssertionError
-
-    result = Future.result
+    hang, result = Hanging(), Future.result
 
     def interrupted(future, timeout=None):
         if threading.current_thread() is not threading.main_thread():
             return result(future, timeout)  # the client's own loop may read a result too
-        hanging.wait(20)
+        hang.has_begun.wait(20)
         raise KeyboardInterrupt
 
     with Client(transport=Answering(hang).transport) as client:
@@ -621,7 +596,7 @@ def test_an_interrupt_cancels_the_call(monkeypatch):
             patch.setattr("concurrent.futures.Future.result", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 client.attend("small", X)
-        assert cancelled.wait(20)
+        assert hang.is_cancelled.wait(20)
 
 
 def exit_code_of_fork(is_right: Callable[[], bool]) -> int:

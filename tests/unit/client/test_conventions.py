@@ -180,6 +180,8 @@ def test_flax_and_jax_take_lengths_and_a_window():
             ("window", {"left": 2, "right": 2, "align": "top_left"}, None),
         ],
     }
+    of_one_number = said(conventions.flax(*three(2, 3, 4, 8), local_window_size=np.int64(2)))
+    assert of_one_number["masks"] == said(found)["masks"][-1:]
     assert said(conventions.flax(*three(3, 4, 8), mask=flags(4, 3, 3)))["layout"] == "lhd"
 
 
@@ -220,6 +222,7 @@ def test_the_mask_of_a_numpy_article_blocks(lead, layout, axes):
 FOUR = three(2, 4, 3, 8)
 KEYS = [ones(2, 4, 3, 8), ones(2, 2, 3, 8), ones(2, 2, 3, 8)]
 PACKED = three(3, 2, 8)
+META = torch.ones(2, dtype=torch.int64, device="meta")
 
 
 @pytest.mark.parametrize(
@@ -247,6 +250,12 @@ PACKED = three(3, 2, 8)
         (lambda: conventions.keras(query=FOUR[0], value=FOUR[0], attention_mask=flags(3)), errors.BadMask, "3 or 4"),
         (lambda: conventions.keras(query=FOUR[0], value=FOUR[0], query_mask=flags(2)), errors.BadMask, "query_mask"),
         (lambda: conventions.flax(*FOUR, query_seq_lengths=[[1]]), errors.BadShape, "query_seq_lengths"),
+        (lambda: conventions.flax(*FOUR, query_seq_lengths=np.array([1.5, 2])), errors.BadDtype, "int64, got float64"),
+        (lambda: conventions.flax(*FOUR, query_seq_lengths=META), errors.InvalidInput, "values in memory"),
+        (lambda: conventions.onnx(*FOUR, nonpad_kv_seqlen=[[3, 3]]), errors.BadShape, r"must be \[B\], got \[1, 2\]"),
+        (lambda: conventions.onnx(*FOUR, nonpad_kv_seqlen=3), errors.BadShape, r"must be \[B\], got \[\]"),
+        (lambda: conventions.onnx(*FOUR, nonpad_kv_seqlen=META), errors.InvalidInput, "values in memory"),
+        (lambda: conventions.onnx(*FOUR, nonpad_kv_seqlen=np.array([3.0, 2])), errors.BadDtype, "int64, got float64"),
         (lambda: conventions.flax(*FOUR, key_value_seq_lengths=[1.5]), errors.BadDtype, "whole numbers"),
         (lambda: conventions.flash(*FOUR, dropout_p=0.1), errors.InvalidInput, "dropout"),
         (lambda: conventions.flash(*FOUR, alibi_slopes=np.ones(4)), errors.BadDtype, "alibi_slopes"),

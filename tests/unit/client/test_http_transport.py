@@ -21,7 +21,7 @@ from attention_client.http_transport import HttpTransport
 from attention_client.options import ClientOptions
 from attention_client.request import Call
 from tests.doubles import ManualClock, run, turns
-from tests.unit.client.answering import Answering, problem_of
+from tests.unit.client.answering import Answering, Hanging, problem_of
 
 URL = "http://service:8000"
 QUICK: dict[str, Any] = {"url": URL, "timeout_s": 30.0, "max_connections": 4, "attempts": 4, "api_key": None}
@@ -31,14 +31,9 @@ def call(attempts: int | None = None) -> Call[Reply]:
     return Call("/v1/layers", lambda reply: reply, attempts=attempts)
 
 
-def asked(
-    service: Answering, *, clock: ManualClock | None = None, options=None, attempts: int | None = None, **kwargs
-) -> Reply:
-    line = HttpTransport(
-        ClientOptions(**{**QUICK, **(options or {}), "transport": service.transport}),
-        clock=(clock or ManualClock()).now,
-        draw=lambda: 0,
-    )
+def asked(service: Answering, *, options=None, attempts: int | None = None, **kwargs) -> Reply:
+    options = ClientOptions(**{**QUICK, **(options or {}), "transport": service.transport})
+    line = HttpTransport(options, draw=lambda: 0)
 
     async def main() -> Reply:
         try:
@@ -58,7 +53,7 @@ def no_waits():
 
 @pytest.fixture
 def waits(monkeypatch):
-    """Replace sleeps by a manual clock, and record them."""
+    """Give loops a manual clock, by which sleeps pass at once, and record the sleeps."""
     clock, slept, sleep = ManualClock(), [], asyncio.sleep
 
     async def pass_time(seconds, result=None):
@@ -68,7 +63,8 @@ def waits(monkeypatch):
         return await sleep(0, result)
 
     monkeypatch.setattr(asyncio, "sleep", pass_time)
-    return clock, slept
+    monkeypatch.setattr(asyncio.BaseEventLoop, "time", lambda _: clock.now())
+    return slept
 
 
 TRANSIENT = [
@@ -138,30 +134,31 @@ def test_the_major_version_is_that_of_the_distribution():
 
 
 def test_waits_grow_and_are_never_shorter_than_retry_after(waits):
-    clock, slept = waits
     full = [problem_of(429, "queue_full", retry_after="3"), problem_of(429, "queue_full"), httpx2.ReadError("x")]
-    assert asked(Answering(*full), clock=clock).status == 200
-    assert slept == [3, 0.2, 0.4]
+    assert asked(Answering(*full)).status == 200
+    assert waits == [3, 0.2, 0.4]
 
 
 def test_the_deadline_covers_all_attempts_and_no_wait_outlasts_it(waits):
-    clock, slept = waits
     service = Answering(*[problem_of(429, "queue_full", retry_after="4")] * 9)
     with pytest.raises(errors.QueueFull) as raised:
-        asked(service, clock=clock, timeout_s=10.0)
-    assert slept == [4, 4], "a third wait would end after the deadline"
+        asked(service, timeout_s=10.0)
+    assert waits == [4, 4], "a third wait would end after the deadline"
     assert raised.value.retry_after_s == 4
     assert [request.headers["x-request-timeout-ms"] for request in service.seen] == ["10000", "6000", "2000"]
 
 
-async def for_ever(request):
-    await asyncio.Event().wait()
-    raise AssertionError
+@pytest.mark.usefixtures("waits")
+@pytest.mark.parametrize(("timeout_s", "sent"), [(0.0105, "10"), (0.0005, "1")])
+def test_the_remaining_time_is_sent_in_whole_milliseconds_and_never_as_zero(timeout_s, sent):
+    service = Answering()
+    asked(service, timeout_s=timeout_s)
+    assert service.seen[0].headers["x-request-timeout-ms"] == sent
 
 
 def test_a_silent_service_raises_deadline_exceeded():
     with pytest.raises(errors.DeadlineExceeded, match=r"no answer from http://service:8000 within 0.001 s") as raised:
-        asked(Answering(for_ever), timeout_s=0.001)
+        asked(Answering(Hanging()), timeout_s=0.001)
     assert raised.value.status is None
     assert raised.value.request_id
 
@@ -268,7 +265,7 @@ def test_a_compressed_refusal_is_judged_by_its_status():
 
 
 def test_a_cancelled_call_is_not_retried():
-    service = Answering(for_ever)
+    service = Answering(Hanging())
 
     async def main() -> None:
         line = HttpTransport(ClientOptions(**QUICK, transport=service.transport))

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from attention_client.loop_thread import LoopThread
+from attention_client.sync_client import LoopThread
 
 
 async def nothing() -> None:

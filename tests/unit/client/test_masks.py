@@ -136,6 +136,7 @@ def test_axes_are_a_field_of_the_mask(kind):
         ((4, 3, 5), "hls", (4, 3, 5)),
         ((8, 3, 5), "bhls", (2, 4, 3, 5)),
         ((4, 4, 4), "hls", (4, 4, 4)),
+        ((8, 0, 5), "bhls", (2, 4, 0, 5)),
     ],
 )
 def test_an_attn_mask_of_torch_becomes_its_kind_and_axes(make, dtype, kind, shape, axes, found):

@@ -1,6 +1,7 @@
 """Retry policy: which errors are retried, after how long, and until when."""
 
 import asyncio
+import math
 
 import pytest
 from hypothesis import given
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from attention_client import errors
 from attention_client.answer import retry_after_s
 from attention_client.errors import BadAnswer, ConnectionFailed
-from attention_client.http_transport import MAX_WAIT_S, SPREAD, Deadline, RetryPolicy
+from attention_client.http_transport import MAX_WAIT_S, SPREAD, RetryPolicy
 from tests.doubles import ManualClock
 
 ASKED_AGAIN = [
@@ -23,8 +24,8 @@ NEVER = [
 ]  # fmt: skip
 
 
-def patience(timeout_s: float | None = None, draw: float = 0.0) -> RetryPolicy:
-    return RetryPolicy(Deadline(timeout_s, ManualClock().now), lambda: draw)
+def patience(draw: float = 0.0) -> RetryPolicy:
+    return RetryPolicy(lambda: math.inf, lambda: draw)
 
 
 @pytest.mark.parametrize("error", ASKED_AGAIN, ids=lambda error: error.code)
@@ -64,21 +65,11 @@ def test_two_clients_do_not_retry_in_step():
 def test_a_wait_that_would_outlast_the_deadline_is_not_begun():
     clock, error = ManualClock(), errors.QueueFull("x")
     error.retry_after_s = 5
-    deadline = Deadline(8.0, clock.now)
-    ask = RetryPolicy(deadline, lambda: 0.0)
+    end = clock.now() + 8
+    ask = RetryPolicy(lambda: end - clock.now(), lambda: 0.0)
     assert ask(error) == 5
     clock.advance(3.0)
     assert ask(error) is False
-    assert deadline.left_ms() == 5000
-
-
-def test_the_remaining_time_is_sent_in_whole_milliseconds_and_never_as_zero():
-    clock = ManualClock()
-    deadline = Deadline(0.0105, clock.now)
-    assert deadline.left_ms() == 10
-    clock.advance(1.0)
-    assert deadline.left_ms() == 1
-    assert Deadline(None, clock.now).left_ms() is None
 
 
 @pytest.mark.parametrize(

@@ -9,29 +9,28 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attention_client import safetensors_body
-from attention_client.arrays import Raw
+from attention_client.arrays import Raw, write
 from service import cli
 from service.commands import asking
 from tests.unit.commands.answering import answering
 
 FACTS = {"layer": {"name": "small"}, "masked_rows": 0}
-FLAT = {**FACTS, "output": [1.0], "weights": [1.0], "lse": [1.0]}
+ONE = {"dtype": "float32", "shape": [1], "data": "AACAPw=="}  # 1.0
+FLAT = {**FACTS, "output": ONE, "weights": ONE, "lse": ONE}
 NOT_JSON = [b"", b"<html></html>", b"\xff", b"{", b"[" * 100_000]
 NOT_OBJECTS: list[Any] = [[], [1], 5, "text", None, True]
 OUTPUTS: list[Any] = [
-    None, 5, "x", {}, [[1], [1, 2]], ["x"], [{}], {"dtype": "float32"}, {"dtype": "float32", "shape": [2], "data": "?"},
-    {"dtype": "float32", "shape": [2], "data": "AAAA"}, {"dtype": "object", "shape": [1], "data": [{}]},
-    {"dtype": 7, "shape": [1], "data": [1]}, {"dtype": "int32", "shape": [1], "data": [2**40]},
-    {"dtype": "U3", "shape": [1], "data": ["x"]}, {"dtype": "float32", "shape": "x", "data": [1]},
-    {"dtype": "(,)f4", "shape": [1], "data": [1]},
+    None, 5, "x", {}, [1.0], [[1], [1, 2]], ["x"], [{}], {"dtype": "float32"}, {**ONE, "data": "?"}, {**ONE, "data": "AAAA"},
+    {**ONE, "data": [1]}, {**ONE, "data": [{}]}, {**ONE, "dtype": "object"}, {**ONE, "dtype": 7}, {**ONE, "dtype": "U1"},
+    {**ONE, "dtype": "(,)f4"}, {**ONE, "shape": "x"}, {**ONE, "shape": ["x"]}, {**ONE, "shape": [2**70]}, {**ONE, "shape": [2]},
 ]  # fmt: skip
 OBJECTS: list[dict[str, Any]] = [
     {}, {"error": "x"}, {"output": [1.0]}, {"weights": None}, {**FLAT, "weights": 5}, {**FLAT, "weights": {"values": [1]}},
     {**FLAT, "lse": "x"}, {**FLAT, "more": 2**70}, {**FLAT, "more": "\ud800"}, *({**FLAT, "output": it} for it in OUTPUTS),
 ]  # fmt: skip
 ANSWERS = [*NOT_JSON, *(json.dumps(it).encode() for it in NOT_OBJECTS + OBJECTS)]
-UNEXPECTED = [{**FLAT, "weights": None, "lse": None}, {**FLAT, "output": [[]], "weights": [[[]]], "lse": []}, FLAT]
+EMPTY = {"dtype": "float32", "shape": [1, 1, 0], "data": ""}
+UNEXPECTED = [{**FLAT, "weights": None, "lse": None}, {**FLAT, "output": EMPTY, "weights": EMPTY, "lse": EMPTY}, FLAT]
 
 
 @pytest.fixture
@@ -40,7 +39,7 @@ def refused(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     np.save("q.npy", np.ones((2, 4), np.float32))
     tensors = dict.fromkeys(("query", "key", "value", "output"), Raw("float32", np.ones((2, 4), np.float32)))
-    (tmp_path / "case.safetensors").write_bytes(safetensors_body.write(tensors, {}))
+    (tmp_path / "case.safetensors").write_bytes(write(tensors, {}))
 
     def check(command: str, body: bytes) -> None:
         with answering(200, body) as (url, _):
@@ -79,7 +78,7 @@ def test_a_fault_of_the_command_itself_is_no_foreign_answer(tmp_path, monkeypatc
         raise AttributeError("fault")
 
     monkeypatch.setattr(asking, "Reply", faulty)
-    body = json.dumps({**FLAT, "output": [1.0], "weights": None, "lse": None}).encode()
+    body = json.dumps({**FLAT, "weights": None, "lse": None}).encode()
     with answering(200, body) as (url, _), asking.asking(url) as ask, pytest.raises(AttributeError, match="fault"):
         ask("small", {})
 

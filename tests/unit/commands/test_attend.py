@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import subprocess
@@ -202,6 +203,10 @@ def test_a_missing_file_is_one_sentence_with_its_path(tmp_path, monkeypatch, arg
             '{"query": [[1]], "key": [[1]], "value": [[1]], "masks": [{"kind": "attend", "kind": "ignore"}]}',
             "duplicate key$",
         ),
+        (
+            '{"query": [[1]], "key": [[1]], "value": [[1]], "encoding": "hex"}',
+            "encoding must be one of 'list' or 'base64'$",
+        ),
         ("[[1]]", "must be a JSON object$"),
         ("5", "must be a JSON object$"),
     ],
@@ -210,6 +215,19 @@ def test_a_request_file_is_refused_for_what_the_service_refuses_in_a_body(tmp_pa
     (tmp_path / "body.json").write_text(content, encoding="utf-8")
     with pytest.raises(ServiceError, match=words):
         run("attention", "--request", tmp_path / "body.json", "--local")
+
+
+@pytest.mark.parametrize("encoding", [None, "list", "base64"])
+def test_a_bfloat16_answer_has_the_same_numbers_whatever_encoding_the_file_asks_for(tmp_path, encoding):
+    numbers = np.array([[1.5, -2.25], [3.0, -0.5]], np.float32)
+    bits = (numbers.view(np.uint32) >> 16).astype(np.uint16)
+    tensor = {"dtype": "bfloat16", "shape": [2, 2], "data": base64.b64encode(bits.tobytes()).decode()}
+    body = dict.fromkeys(("query", "key", "value"), tensor) | {"scale": 1e4, "masks": [{"kind": "causal"}]}
+    (tmp_path / "body.json").write_text(json.dumps(body | {"encoding": encoding}), encoding="utf-8")
+    assert (
+        json.loads(run("attention", "--request", tmp_path / "body.json", "--local", "--json"))["output"]
+        == numbers.tolist()
+    )
 
 
 def archive(compressed: bytes) -> bytes:

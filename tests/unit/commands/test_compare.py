@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from attention_client.arrays import Raw
-from attention_client.safetensors_body import write
+from attention_client.arrays import Raw, write
 from service.cli import app
 from service.commands.case_file import errors, rounded, widened
 from service.errors import ServiceError

@@ -1,4 +1,4 @@
-"""`attention-service health`: the address that it asks, and its exit code and output for each answer."""
+"""`attention-service health`: its exit code and output for each answer."""
 
 import socket
 import sys
@@ -6,9 +6,8 @@ import sys
 import pytest
 
 from service import cli
-from service.commands.health import ask, own_url
+from service.commands.health import ask
 from service.errors import InvalidInput
-from service.settings import ENV_PREFIX, Settings, SettingsError, load_settings
 from tests.unit.commands.answering import answering
 
 READY = b'{"status":"ready"}'
@@ -87,27 +86,6 @@ def test_a_silent_server_is_not_waited_for():
         url = f"http://127.0.0.1:{mute.getsockname()[1]}"
         is_ready, line = ask(url, 0.1)
     assert (is_ready, line) == (False, f"not ready: no answer from {url} (TimeoutError)")
-
-
-@pytest.mark.parametrize(
-    ("given", "url"),
-    [
-        ({}, "http://127.0.0.1:8000"),
-        ({"host": "0.0.0.0", "port": 9000}, "http://127.0.0.1:9000"),
-        ({"host": "::"}, "http://[::1]:8000"),
-        ({"host": "192.0.2.7"}, "http://192.0.2.7:8000"),
-        ({"tls_cert_file": "cert.pem"}, "https://127.0.0.1:8000"),
-    ],
-)
-def test_the_address_comes_from_the_settings(given, url, monkeypatch):
-    for name in Settings.model_fields:
-        monkeypatch.delenv(f"{ENV_PREFIX}{name.upper()}", raising=False)
-    assert own_url(load_settings(**given)) == url
-
-
-def test_port_zero_cannot_be_checked():
-    with pytest.raises(SettingsError, match="give --url"):
-        own_url(load_settings(port=0))
 
 
 HOSTS = [

@@ -13,6 +13,8 @@ import torch
 from safetensors.torch import save_file
 
 from service import cli
+from service.commands import layers as commands
+from service.layers import store
 from service.layers.store import Store
 from tests.unit.layers.checkpoints import linears, random, save_safetensors
 
@@ -220,12 +222,19 @@ def test_a_list_shows_the_names_of_files_as_they_are(run_command, tmp_path, monk
     assert err.startswith(f'layer "{name.replace("/", "")}": ')
 
 
-def test_a_name_that_is_not_utf_8_is_printed_with_backslash_escapes(run_command, tmp_path):
+@pytest.mark.parametrize("name", [b"Big", b"_x", b"a" * 65, b"x y", b"sdpa", b"b\xffd"])
+def test_a_list_says_which_file_the_service_does_not_serve_for_its_name(run_command, tmp_path, name):
     assert run_command("import", file(tmp_path, gpt2(12)), "--heads", 3, "--name", "good")[0] == 0
     layers = tmp_path / "layers"
-    (layers / "good.safetensors").rename(layers / os.fsdecode(b"b\xffd.safetensors"))
+    (layers / "good.safetensors").rename(layers / f"{os.fsdecode(name)}.safetensors")
     code, out, err = run_command("list")
-    assert (code, out.splitlines()[1].split()[0], err) == (0, r"b\udcffd", "")
+    shown = os.fsdecode(name).replace("\udcff", "?")  # pytest's stderr; the interpreter's escapes it
+    assert (code, len(out.splitlines())) == (1, 1)
+    assert err == f'layer "{shown}": no layer can have this name, so the service does not serve it\n'
+
+
+def test_the_command_line_has_the_names_of_the_store():
+    assert (commands.NAME, commands.SDPA) == (store.NAME, store.SDPA)
 
 
 def test_a_list_of_a_missing_directory_is_one_sentence_with_its_path(run_command, tmp_path):

@@ -41,7 +41,7 @@ def test_a_repeated_head_is_cached_and_immutable_for_applications():
     raw = head(b"X-Twice: a", b"x-twice: b", b"Content-Length: 2")
     found = read_head(raw, LIMITS)
     assert read_head(bytes(bytearray(raw)), LIMITS) is found
-    first, second = (request_scope({}, found, {}) for _ in range(2))
+    first, second = (request_scope(found) for _ in range(2))
     first["headers"].append((b"x-late", b"c"))
     assert second["headers"] == found.fields
     assert not fields_of(first)[b"x-late"]
@@ -85,7 +85,7 @@ def test_a_target_is_a_path_or_contains_one(line, path, query):
 def test_D9_a_whole_url_as_the_target_overrides_the_host_header(authority, host, rest):
     raw = head(b"A: b", line=b"GET http://" + authority + rest + b" HTTP/1.1", host=host)
     found = read_head(raw, LIMITS)
-    scope = request_scope({}, found, {})
+    scope = request_scope(found)
     assert fields_of(scope)[b"host"] == (authority,)
     assert sorted(scope["headers"]) == [(b"a", b"b"), (b"host", authority)]
 

@@ -4,9 +4,8 @@ import time
 
 import pytest
 
-from service.api.outer_middleware import RequestRecord
+from service.api.outer_middleware import LayerTotals, RequestRecord
 from service.batching.job import BatchInfo
-from service.layer_totals import LayerTotals
 from service.observability.telemetry import Telemetry
 from tests.doubles import lone_metrics
 from tests.unit.observability.test_telemetry import engine

@@ -66,7 +66,7 @@ def busy(metrics):
 WORKER = """
 import sys
 from pathlib import Path
-from service.layer_totals import LayerTotals
+from service.api.outer_middleware import LayerTotals
 from service.observability.metrics import Metrics
 from tests.unit.observability.test_metrics import busy
 metrics = Metrics(Path(sys.argv[1]), int(sys.argv[2]))
@@ -108,7 +108,7 @@ def test_processes_add_up_and_a_replacement_continues_the_counts_of_the_dead_one
 
 COUNTED_IN_A_TICK = """
 import asyncio
-from service.layer_totals import LayerTotals
+from service.api.outer_middleware import LayerTotals
 
 async def story():
     metrics.add_layer_totals({"a": LayerTotals(successes=3)})

@@ -1,0 +1,106 @@
+"""Arguments: the files and options of a command as a request body in JSON; an error is one sentence with the file's path."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pybase64
+
+from service.errors import InvalidInput
+from service.wire.json_document import parse
+
+
+def request_body(
+    request: Path | None,
+    files: dict[str, Path | None],
+    causal: str | None,
+    masks: list[str] | None,
+    weights: str | None = None,
+) -> dict[str, Any]:
+    """Return the request body: that of the file `request` or one of the arrays in `files`, plus the masks and the weights.
+
+    Raises InvalidInput unless exactly one of the two is given.
+    """
+    given = {name: path for name, path in files.items() if path is not None}
+    if given if request is not None else "query" not in given:
+        raise InvalidInput("give either --query FILE.npy, perhaps with --key and --value, or --request FILE.json")
+    body = {} if request is None else _json(request)
+    body |= {name: tensor_field(load_array(path)) for name, path in given.items()}
+    added = [_fields("kind", text) for text in masks or ()]
+    if causal is not None:
+        added.append({"kind": "causal", "align": causal})
+    if added:
+        found = body.get("masks", [])
+        if not isinstance(found, list):
+            raise InvalidInput("masks must be a list")
+        body["masks"] = [*found, *added]
+    if weights is not None:
+        body["weights"] = _fields("form", weights)
+    if body.get("encoding") in (None, "list"):  # how the answer writes its arrays: base64 keeps every digit
+        body["encoding"] = "base64"
+    return body
+
+
+def _fields(first: str, text: str) -> dict[str, Any]:
+    """Return the object that an option gives as one word and name=value pairs; the service checks the names and values.
+
+    A value that is not JSON is text; for `values` it is the path of an array's file.
+    """
+    found: dict[str, Any] = {}
+    for word in text.split():
+        name, sign, value = word.partition("=")
+        is_first = not found
+        if is_first == bool(sign) or name in found:  # the first word alone has no "="
+            raise InvalidInput(
+                f'"{word}" is not understood: write a {first} and then name=value, each once, with blanks between them'
+            )
+        if is_first:
+            found[first] = word
+            continue
+        try:
+            found[name] = orjson.loads(value)
+        except orjson.JSONDecodeError:
+            found[name] = tensor_field(load_array(Path(value))) if name == "values" else value
+    if not found:
+        raise InvalidInput(f"the {first} is missing")
+    return found
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; raises InvalidInput, or the service's error for a duplicate key, which orjson drops."""
+    try:
+        raw = path.read_bytes()
+        body: dict[str, Any] = orjson.loads(raw)
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read: {error.strerror}") from None
+    except orjson.JSONDecodeError:
+        raise InvalidInput(f"{path} is not a JSON file") from None
+    parse(raw, max_depth=1024, max_numbers=2**62)
+    return body
+
+
+def tensor_field(array: np.ndarray) -> dict[str, Any]:
+    """Return an array as the contract's base64 tensor object."""
+    data = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+    return {"dtype": array.dtype.name, "shape": list(array.shape), "data": pybase64.b64encode(data).decode()}
+
+
+def load_array(path: Path, name: str | None = None) -> np.ndarray:
+    """Return the array of a .npy file; with a `name` also that array of an .npz file, or its only array."""
+    try:
+        with path.open("rb") as file:
+            found = np.load(file, allow_pickle=False)
+            if name is not None and not isinstance(found, np.ndarray):
+                found = found[name if name in found or len(found) != 1 else next(iter(found))]
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read: {error.strerror or error}") from None
+    except KeyError:
+        raise InvalidInput(f"{path} has no array called {name}") from None
+    except Exception as error:  # for damaged bytes numpy and zipfile raise a dozen unrelated types
+        raise InvalidInput(f"{path} is not a readable {'.npy or .npz' if name else '.npy'} file") from error
+    if not isinstance(found, np.ndarray):
+        raise InvalidInput(f"{path} must hold one array (.npy)")
+    return found

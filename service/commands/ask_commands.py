@@ -1,0 +1,218 @@
+"""`attend`, `attention`, `show`, `compare` and `golden` commands: those that ask a service, or an engine in this process.
+
+Invariants: `show` requests the weights itself, or reads those of an earlier answer, and draws one head. The user gives the words
+on the axes; there must be one for each row. The references of `golden` never come from the service, and its files are written
+before it is asked.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from service.commands.layers import LAYERS_DIR
+from service.commands.options import CommandFailed, Url, console, service_url
+from service.errors import InvalidInput
+
+QueryFile = Annotated[Path | None, typer.Option("--query", help="query array, .npy: [L, d] or [B, L, d]")]
+KeyFile = Annotated[Path | None, typer.Option("--key", help="key array, .npy; default: the query")]
+ValueFile = Annotated[Path | None, typer.Option("--value", help="value array, .npy; default: the key")]
+RequestFile = Annotated[Path | None, typer.Option("--request", help="complete request body as JSON, instead of arrays")]
+Causal = Annotated[str | None, typer.Option("--causal", help="causal mask: top_left or bottom_right")]
+Masks = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--mask", help='a mask and its fields, repeatable: "causal align=top_left", "attend axes=bs values=FILE.npy"'
+    ),
+]
+Weights = Annotated[
+    str | None,
+    typer.Option("--weights", help='return weights too: "heads", "mean" or "top_k k=3"; also heads=[0] queries=[0,1]'),
+]
+Out = Annotated[Path | None, typer.Option("--out", help="write the output to this .npy, or all arrays to an .npz")]
+AsJson = Annotated[bool, typer.Option("--json", help="print the answer as JSON, with nested lists")]
+ApiKey = Annotated[
+    str | None, typer.Option("--api-key", envvar="ATTENTION_CLIENT_KEY", help="API key, if the service needs one")
+]
+Local = Annotated[bool, typer.Option("--local", help="compute in this process instead of calling a service")]
+LayersDir = Annotated[Path, typer.Option("--layers-dir", envvar="ATTENTION_LAYERS_DIR", help="layers for --local")]
+
+
+def attend(
+    layer: Annotated[str, typer.Argument(help="name of a served layer")],
+    query: QueryFile = None,
+    key: KeyFile = None,
+    value: ValueFile = None,
+    request: RequestFile = None,
+    causal: Causal = None,
+    mask: Masks = None,
+    weights: Weights = None,
+    out: Out = None,
+    as_json: AsJson = False,
+    url: Url = None,
+    api_key: ApiKey = None,
+    local: Local = False,
+    layers_dir: LayersDir = LAYERS_DIR,
+) -> None:
+    """Send arrays through a layer, and print or save the answer."""
+    from service.commands.arguments import request_body
+    from service.commands.asking import asking
+
+    body = request_body(request, {"query": query, "key": key, "value": value}, causal, mask, weights)
+    with asking(layers_dir if local else service_url(url), api_key) as ask:
+        reply = ask(layer, body)
+    reply.report(out, as_json=as_json)
+
+
+def attention(
+    query: QueryFile = None,
+    key: KeyFile = None,
+    value: ValueFile = None,
+    request: RequestFile = None,
+    layout: Annotated[str | None, typer.Option("--layout", help="ld, bld, hld, lhd, bhld, blhd or packed")] = None,
+    num_heads: Annotated[int | None, typer.Option("--num-heads", help="query heads, with layout packed")] = None,
+    num_kv_heads: Annotated[int | None, typer.Option("--num-kv-heads", help="key and value heads, with packed")] = None,
+    scale: Annotated[float | None, typer.Option("--scale", help="factor of query·key; default: 1/√d")] = None,
+    softcap: Annotated[float | None, typer.Option("--softcap", help="c: a score s becomes c·tanh(s/c)")] = None,
+    causal: Causal = None,
+    mask: Masks = None,
+    weights: Weights = None,
+    scores: Annotated[str | None, typer.Option("--scores", help="scaled, capped or masked: return scores too")] = None,
+    lse: Annotated[bool, typer.Option("--lse", help="return the log-sum-exp of the masked scores too")] = False,
+    out: Out = None,
+    as_json: AsJson = False,
+    url: Url = None,
+    api_key: ApiKey = None,
+    local: Local = False,
+) -> None:
+    """Compute attention on arrays of your own, without a layer."""
+    from service.commands.arguments import request_body
+    from service.commands.asking import asking
+
+    body = request_body(request, {"query": query, "key": key, "value": value}, causal, mask, weights)
+    options: dict[str, object] = dict(layout=layout, num_heads=num_heads, num_kv_heads=num_kv_heads, scale=scale)
+    options |= dict(softcap=softcap, scores=None if scores is None else {"stage": scores}, lse=lse or None)
+    body |= {name: option for name, option in options.items() if option is not None}
+    with asking(Path() if local else service_url(url), api_key) as ask:
+        reply = ask(None, body)
+    reply.report(out, as_json=as_json)
+
+
+def show(
+    layer: Annotated[str | None, typer.Argument(help="name of a served layer; not with --weights")] = None,
+    query: QueryFile = None,
+    key: KeyFile = None,
+    value: ValueFile = None,
+    request: RequestFile = None,
+    causal: Causal = None,
+    mask: Masks = None,
+    head: Annotated[int | None, typer.Option("--head", min=0, help="which head to draw; default: 0")] = None,
+    sequence: Annotated[int, typer.Option("--sequence", min=0, help="which sequence, or head of [H, L, S]")] = 0,
+    tokens: Annotated[str | None, typer.Option("--tokens", help='words of the query rows: "the cat sat"')] = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option("--weights", help="draw these weights, .npz or .npy: [B, H, L, S], [B, L, S] or [L, S]"),
+    ] = None,
+    key_tokens: Annotated[
+        str | None, typer.Option("--key-tokens", help="words of the key rows; default: --tokens")
+    ] = None,
+    legend: Annotated[bool, typer.Option("--legend", help="draw the marks * + . instead of colours")] = False,
+    url: Url = None,
+    api_key: ApiKey = None,
+    local: Local = False,
+    layers_dir: LayersDir = LAYERS_DIR,
+) -> None:
+    """Draw one head's attention weights as a heat map."""
+    from service.commands.arguments import request_body
+    from service.commands.asking import asking
+    from service.commands.heat_map import asked_head, print_map, stored_head
+
+    if (layer is None) == (weights is None) or (weights and any((query, key, value, request, causal, mask))):
+        raise InvalidInput("give either a layer or --weights FILE, and arrays, a request and masks only with a layer")
+    if weights is not None:
+        drawn, title = stored_head(weights, sequence, head)
+    else:
+        body = request_body(request, {"query": query, "key": key, "value": value}, causal, mask)
+        with asking(layers_dir if local else service_url(url), api_key) as ask:
+            drawn = asked_head(ask, layer, body, sequence, head or 0)
+        title = f"{layer}, head {head or 0}"
+    print_map(drawn, tokens, key_tokens, title, use_legend=legend)
+
+
+def compare(
+    case: Annotated[
+        Path, typer.Argument(metavar="CASE", help="safetensors: query, key, value, output and perhaps mask")
+    ],
+    scale: Annotated[list[float] | None, typer.Option("--scale", help="try this scale too; may be repeated")] = None,
+    top: Annotated[int, typer.Option(min=1, help="how many readings to list, if fewer reproduce the output")] = 10,
+    url: Url = None,
+    api_key: ApiKey = None,
+    local: Local = False,
+) -> None:
+    """Find the conventions of the kernel that computed an output.
+
+    A reading is one combination of conventions. The metadata `request` (JSON) may fix layout, num_heads, num_kv_heads,
+    scale, softcap and window. A reading reproduces the output if no number is off by more than a fraction of the output's
+    largest magnitude: float64 1e-9, float32 1e-5, float16 4e-3, bfloat16 3e-2. Exit code 1 if none does.
+    """
+    from rich.table import Table
+
+    from service.commands.asking import asking
+    from service.commands.case_file import read_case, tolerance, widened
+    from service.commands.readings import found_in, readings_of
+
+    read = read_case(case)
+    readings, output = readings_of(read, scale or []), read.tensors["output"]
+    with asking(Path() if local else service_url(url), api_key) as ask:
+        found = sorted(one for reading in readings for one in found_in(ask, reading, output.dtype))
+    limit = tolerance(widened(output), output.dtype)
+    count = sum(one.absolute <= limit for one in found)
+    screen = console()
+    screen.print(f"{case.name}, sha256 {read.sha256}", soft_wrap=True)
+    screen.print(f"{count} of {len(found)} readings reproduce the {output.dtype} output within {limit:.3g}")
+    table = Table("same", "max abs error", "max ULP", "reading", box=None, width=80)
+    for one in found[: max(count, top)]:
+        table.add_row("yes" if one.absolute <= limit else "no", f"{one.absolute:.3g}", f"{one.ulps:.3g}", one.words)
+    screen.print(table)
+    if not count:
+        raise CommandFailed(
+            f"no reading reproduces the output within {limit:.3g}; "
+            f"the nearest, {found[0].words}, is off by {found[0].absolute:.3g}"
+        )
+
+
+def golden(
+    out: Annotated[Path, typer.Option("--out", help="directory for the files; made if it is missing")],
+    seed: Annotated[int, typer.Option("--seed", min=0, max=2**64 - 1, help="seed of the inputs")] = 0,
+    url: Url = None,
+    api_key: ApiKey = None,
+    local: Local = False,
+) -> None:
+    """Write test vectors for kernels, and compare the service with them.
+
+    Exit code 1 if an answer is off by more than this fraction of its reference's largest magnitude: float64 1e-9,
+    float32 1e-5, float16 4e-3, bfloat16 3e-2.
+    """
+    from service.commands.asking import asking
+    from service.commands.case_file import errors, tolerance
+    from service.commands.golden_vectors import VECTORS, golden_of
+
+    made = [golden_of(vector, seed) for vector in VECTORS]
+    for one in made:
+        one.write(out, seed)
+    screen, shares = console(), []
+    with asking(Path() if local else service_url(url), api_key) as ask:
+        for one in made:
+            vector, reply = one.vector, ask(None, one.body())
+            lse_dtype = "float64" if vector.dtype == "float64" else "float32"
+            for name, reference, dtype in (("output", one.output, vector.dtype), ("lse", one.lse, lse_dtype)):
+                error, ulps = errors(reply.array(name, reference.shape).astype(float), reference, dtype)
+                shares.append((error / tolerance(reference, dtype), f"{name} of {vector.name}"))
+                screen.print(f"{vector.name:20} {name:6} max abs error {error:8.3g}, max ULP {ulps:.3g}")
+    share, where = max(shares)
+    text = f"{len(made)} vectors in {out}; the largest error is {share:.3g} of its tolerance, {where}"
+    screen.print(text, soft_wrap=True)
+    if share > 1:
+        raise CommandFailed(f"the service's {where} is off by {share:.3g} times the tolerance")
