@@ -16,7 +16,7 @@ from service.batching.policy import BatchLimits
 from service.http.connection import ConnectionLimits
 from service.http.request_parser import HeadLimits
 from service.settings import Settings, is_loopback, listed
-from service.supervisor.descriptors import max_connections
+from service.supervisor.processes import max_connections
 from service.wire.attend_request import RequestLimits
 
 # The default of ATTENTION_STANDING_WAIT_MS.

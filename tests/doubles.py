@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, TypeVar
 from service.batching.job import BatchInfo
 from service.errors import CostLimit, EngineDown
 from service.observability.metrics import Metrics
-from service.observability.shared_values import Shared
 from service.supervisor.coordinator import Coordinator
 from service.worker.control_channel import ControlChannel
 
@@ -245,7 +244,7 @@ async def turns(num: int = 12) -> None:
 
 def lone_metrics() -> Metrics:
     """Metrics without files: there is no directory for them, so only this process has their values."""
-    return Metrics(Shared(Path(os.devnull), 0))
+    return Metrics(Path(os.devnull), 0)
 
 
 def run(main: Callable[[], Coroutine[Any, Any, T]], *, loop_factory: Any = None) -> T:

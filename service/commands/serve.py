@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import sys
-import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -76,7 +75,7 @@ def serve(
 def _check_start(settings: Settings) -> None:
     """Raise ServiceError if descriptors, keys, TLS files or the exporter would make the start of every worker fail."""
     from service.settings import SettingsError
-    from service.supervisor.descriptors import max_connections
+    from service.supervisor.processes import max_connections
 
     max_connections(settings.max_connections)
     if settings.api_keys_file is not None:
@@ -154,8 +153,7 @@ def _run(settings: Settings, port: int, slot: int, descriptor: int, run_dir: Pat
     """Open the channel to the supervisor and the port, import torch, and serve; return the exit code of the process."""
     from service.http.listener import BACKLOG
     from service.supervisor.channel import MAX_SUPERVISOR_BYTES, Channel
-    from service.supervisor.descriptors import max_connections, raise_descriptor_limit
-    from service.supervisor.processes import bind, unbuffer_streams
+    from service.supervisor.processes import bind, max_connections, raise_descriptor_limit, unbuffer_streams
     from service.worker.control_channel import ControlChannel
 
     unbuffer_streams()
@@ -177,7 +175,6 @@ def _serve(settings: Settings, listener: socket.socket, channel: ControlChannel,
     """Serve to the end of the process, then write out its metrics, logs and spans; return the exit code."""
     from service.observability.logs import finish_logs
     from service.observability.metrics import Metrics
-    from service.observability.shared_values import Shared
     from service.observability.telemetry import Telemetry
     from service.supervisor.run_directory import RunDirectory
     from service.supervisor.supervisor import EXIT_REFUSED
@@ -190,8 +187,8 @@ def _serve(settings: Settings, listener: socket.socket, channel: ControlChannel,
     run = RunDirectory(run_dir)
     with contextlib.suppress(OSError):  # the first heartbeat reports it
         run.restore()
-    metrics = Metrics(Shared(run.metrics, slot))
-    telemetry = Telemetry(metrics, time.monotonic, None if export is None else export.tracer)
+    metrics = Metrics(run.metrics, slot)
+    telemetry = Telemetry(metrics, None if export is None else export.tracer)
     try:
         server = _server(settings, listener, telemetry, channel, lambda: any([run.restore(), metrics.values.restore()]))
     except ServiceError as error:
@@ -201,7 +198,7 @@ def _serve(settings: Settings, listener: socket.socket, channel: ControlChannel,
         server.run()
         return server.exit_code
     finally:
-        telemetry.close()
+        metrics.values.close()
         finish_logs()
         if channel.is_orphaned:
             run.close()

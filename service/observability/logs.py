@@ -15,12 +15,12 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from typing import Any, TextIO
+from typing import Any, BinaryIO
 
 import orjson
 
 from service import __version__
-from service.loop_time import Clock, Handle, LoopClock, LoopTick
+from service.loop_time import Clock, LoopClock, LoopTick
 from service.observability.line_writer import LineWriter, timestamp
 
 # structlog imports rich if it is installed, to colour a terminal. Only the command line needs it; it costs a process 4 MB. None
@@ -41,7 +41,7 @@ REFUSAL_WINDOW_S = 1.0
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 
 
-def configure_logs(level: str, stream: LineWriter | TextIO | None = None, *, worker: int | None = None) -> None:
+def configure_logs(level: str, stream: LineWriter | BinaryIO | None = None, *, worker: int | None = None) -> None:
     """Configure logs once per process, before its first line; `stream` is stdout except in tests.
 
     Every line carries the number of the `worker`.
@@ -53,8 +53,6 @@ def configure_logs(level: str, stream: LineWriter | TextIO | None = None, *, wor
         processors=[structlog.processors.format_exc_info, _render],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
         logger_factory=lambda *_: lines,
-        # In tests the next configuration must reach loggers that already exist.
-        cache_logger_on_first_use=stream is None,
     )
     root = logging.getLogger()
     root.handlers[:] = [_LibraryHandler()]
@@ -91,7 +89,7 @@ def finish_logs() -> None:
 class _Lines:
     """The output of structlog; joins lines, up to MAX_LINE_BYTES, into one write."""
 
-    def __init__(self, stream: LineWriter | TextIO, level: int) -> None:
+    def __init__(self, stream: LineWriter | BinaryIO, level: int) -> None:
         self.level = level
         self._stream = stream
         self._refusals = RefusalLimit(LoopClock(), self._suppressed)
@@ -115,7 +113,7 @@ class _Lines:
         route, status, code = kind
         get_logger().info("refusals_suppressed", route=route, status=status, code=code, count=count)
 
-    def write(self, *later: str) -> None:
+    def write(self, *later: bytes) -> None:
         """Write the deferred lines, and then those."""
         deferred, self._deferred = self._deferred, []
         lines = [_line("info", "request", fields.items(), at_ns) for at_ns, fields in deferred]
@@ -133,8 +131,8 @@ RefusalKind = tuple[str, int, str]
 class RefusalLimit:
     """Limits the lines of identical refusals; `report` gets the number of those without a line, once per window and kind.
 
-    In a window the first REFUSAL_LINES of each kind have a line. If there are more, the kind has no line in the next windows,
-    until one of them has at most REFUSAL_LINES. The clock calls back only if there is something to report.
+    A window begins with the first refusal. In it the first REFUSAL_LINES of each kind have a line. If there are more, the kind
+    has no line in the windows that follow at once, until one of them has at most REFUSAL_LINES.
     """
 
     def __init__(self, clock: Clock, report: Callable[[RefusalKind, int], object]) -> None:
@@ -142,29 +140,18 @@ class RefusalLimit:
         self._report = report
         self._counts: dict[RefusalKind, int] = {}
         self._floods: frozenset[RefusalKind] = frozenset()
-        self._ends_at = float("-inf")
-        self._timer: Handle | None = None
+        self._is_timed = False
 
     def admits(self, kind: RefusalKind) -> bool:
         """Count this refusal; return whether it has a line of its own."""
-        now = self._clock.now()
-        if now >= self._ends_at:
-            self.close()
-            if now >= self._ends_at + REFUSAL_WINDOW_S:
-                self._floods = frozenset()
-            self._ends_at = now + REFUSAL_WINDOW_S
+        if not self._is_timed:
+            self._start_window()
         count = self._counts[kind] = self._counts.get(kind, 0) + 1
-        if count <= self._limit(kind):
-            return True
-        if self._timer is None:
-            self._start_timer()
-        return False
+        return count <= self._limit(kind)
 
     def close(self) -> None:
         """End the window: report the refusals that have no line of their own."""
         counts, self._counts = self._counts, {}
-        if not counts:
-            return  # the timer has closed this window already
         for kind, count in counts.items():
             if count > self._limit(kind):
                 self._report(kind, count - self._limit(kind))
@@ -173,31 +160,28 @@ class RefusalLimit:
     def _limit(self, kind: RefusalKind) -> int:
         return 0 if kind in self._floods else REFUSAL_LINES
 
-    def _start_timer(self) -> None:
-        with contextlib.suppress(RuntimeError):  # no loop: the next refusal reports
-            self._timer = self._clock.call_at(self._ends_at, self._time_out)
+    def _start_window(self) -> None:
+        with contextlib.suppress(RuntimeError):  # no loop: `close` reports
+            self._clock.call_at(self._clock.now() + REFUSAL_WINDOW_S, self._time_out)
+            self._is_timed = True
 
     def _time_out(self) -> None:
-        self._timer = None
-        if self._clock.now() < self._ends_at:  # another window has begun
-            self._start_timer()
-        else:
-            self.close()
+        self._is_timed = False
+        self.close()
+        if self._floods:
+            self._start_window()
 
 
-def _chunks(lines: Iterable[str]) -> Iterator[str]:
-    """Yield the lines, joined up to the size that a pipe takes whole; a line beyond ASCII counts four bytes per character."""
-    joined: list[str] = []
-    size = 0
+def _chunks(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the lines, joined up to the size that a pipe takes whole."""
+    chunk = b""
     for line in lines:
-        num_bytes = len(line) if line.isascii() else 4 * len(line)
-        if joined and size + num_bytes > MAX_LINE_BYTES:
-            yield "".join(joined)
-            joined, size = [], 0
-        joined.append(line)
-        size += num_bytes
-    if joined:
-        yield "".join(joined)
+        if chunk and len(chunk) + len(line) > MAX_LINE_BYTES:
+            yield chunk
+            chunk = b""
+        chunk += line
+    if chunk:
+        yield chunk
 
 
 _stdout = LineWriter(1)
@@ -217,12 +201,12 @@ class _LibraryHandler(logging.Handler):
         get_logger().log(level, "library", logger=record.name, message=text, exc_info=record.exc_info)
 
 
-def _render(_: Any, level: str, event: MutableMapping[str, Any]) -> str:
+def _render(_: Any, level: str, event: MutableMapping[str, Any]) -> bytes:
     """Return the line of an event; the last processor of structlog."""
     return _line(level, event.pop("event"), event.items(), time.time_ns())
 
 
-def _line(level: str, event: str, fields: Iterable[tuple[str, Any]], at_ns: int) -> str:
+def _line(level: str, event: str, fields: Iterable[tuple[str, Any]], at_ns: int) -> bytes:
     """Return one JSON line, whatever the values are; `at_ns` is nanoseconds since the epoch."""
     head: dict[str, Any] = {"timestamp": timestamp(at_ns), "level": level, "event": event, **_process}
     for name, value in fields:
@@ -232,7 +216,7 @@ def _line(level: str, event: str, fields: Iterable[tuple[str, Any]], at_ns: int)
     line = _dumps(head)
     if len(line) >= MAX_LINE_BYTES:
         line = _dumps({name: _shortened(value) for name, value in list(head.items())[:20]} | {"truncated": True})
-    return line.decode() + "\n"
+    return line + b"\n"
 
 
 def _truncated(name: str, value: str) -> str:

@@ -11,18 +11,20 @@ files do not pile up. A dead process's live gauges are removed (`RunDirectory.cl
 
 from __future__ import annotations
 
+import collections
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Literal, TypeVar
 
 import prometheus_client
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest, values
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, values
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from service.api.outer_middleware import LayerTotals
-from service.observability.shared_values import Histogram, Shared, SharedValues, left_in
+from service.observability.shared_values import SharedValues
 
 T = TypeVar("T", bound=MetricWrapperBase)
 Mode = Literal["livesum", "livemin", "livemax", "max"]
@@ -53,16 +55,15 @@ _FIELDS[f"{PREFIX}_{_LAST_ANSWER}",] = "last_answer_s"
 
 
 class Metrics(Collector):
-    """The series of one process as attributes; `render` gives the whole service's."""
+    """The series of one process as attributes; `render` gives the whole service's.
 
-    def __init__(self, shared: Shared) -> None:
-        is_replacement = shared.file("counter").exists()  # of another process that had the slot
-        left = left_in(shared)
-        ended = left["attention_requests_total"] + left["attention_cancelled_total"]
-        unanswered = max(0, int(left["attention_received_total"] - ended))  # if that process was killed
+    The processes of one service share the `directory`. Each has a `slot`.
+    """
+
+    def __init__(self, directory: Path, slot: int) -> None:
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
         # At its import the library chooses by an environment variable; this replaces its choice.
-        values.ValueClass = self.values = SharedValues(shared)
+        values.ValueClass = self.values = SharedValues(directory, slot)
         self.served: frozenset[str] | None = None
         """Layers whose series are shown; None: all. Other layers keep their values, and continue if they are served again."""
         self._registry = CollectorRegistry()
@@ -70,26 +71,29 @@ class Metrics(Collector):
         self._make_batch_series()
         self._make_layer_series()
         self._make_process_series()
-        self.cancelled.labels("killed").inc(unanswered)
-        self.replacements.inc(is_replacement)
+        left = self.values.left
+        ended = left["attention_requests_total"] + left["attention_cancelled_total"]
+        # What the slot's last process has not answered, if it was killed.
+        self.cancelled.labels("killed").inc(max(0, int(left["attention_received_total"] - ended)))
+        self.replacements.inc(self.values.is_replacement)
 
     def _make_request_series(self) -> None:
         self.received = self.counter("received", "Requests received, except health checks and scrapes that do not fail")
-        self.requests = self.counter("requests", "Requests answered, by route and status", ("route", "status"))
-        self.rejected = self.counter("rejected", "Requests answered with an error, by error code", ("reason",))
+        self.requests = self.counter("requests", "Requests answered, by route and status", "route", "status")
+        self.rejected = self.counter("rejected", "Requests answered with an error, by error code", "reason")
         self.cancelled = self.counter(
             "cancelled",
             "Requests whose client disconnected before the answer, by stage; killed: the process died",
-            ("stage",),
+            "stage",
         )
         self.request_seconds = self.histogram(
             "request_seconds",
             "Time from the complete headers to the end of the answer, refusals included",
             TIME_BUCKETS,
-            ("route",),
+            "route",
         )
         self.queue_seconds = self.histogram(
-            "queue_seconds", "Time a request waits for its batch", TIME_BUCKETS, ("layer",)
+            "queue_seconds", "Time a request waits for its batch", TIME_BUCKETS, "layer"
         )
         self.in_flight = self.gauge("in_flight_requests", "Requests being received, served or answered")
         self.masked_rows = self.counter(
@@ -98,7 +102,7 @@ class Metrics(Collector):
 
     def _make_batch_series(self) -> None:
         self.compute_seconds = self.histogram(
-            "compute_seconds", "Duration of a batch's forward pass", TIME_BUCKETS, ("layer",)
+            "compute_seconds", "Duration of a batch's forward pass", TIME_BUCKETS, "layer"
         )
         self.compute_busy = self.counter(
             "compute_busy_seconds", "Time spent in forward passes, failed passes and probes included"
@@ -119,7 +123,7 @@ class Metrics(Collector):
         self.queued_requests = self.gauge("queued_requests", "Requests waiting for a batch")
         self.queued_bytes = self.gauge("queued_bytes", "Bytes of the tensors of waiting requests")
         self.queue_standing = self.gauge(
-            "queue_standing", "1 while a process sheds load because its queue stays long", "livemax"
+            "queue_standing", "1 while a process sheds load because its queue stays long", mode="livemax"
         )
         self.capacity_requests = self.gauge(
             "queue_capacity_requests", "Requests that may wait for a batch (the sum over all processes)"
@@ -141,53 +145,56 @@ class Metrics(Collector):
             "layer_batches": ("Successful forward passes of a layer, probes excluded",),
         }
         self._layer_counters = {
-            name: self.counter(name, text, ("layer", *labels)) for name, (text, *labels) in texts.items()
+            name: self.counter(name, text, "layer", *labels) for name, (text, *labels) in texts.items()
         }
         self._last_answer = self.gauge(
-            _LAST_ANSWER, "Time of a layer's last successful answer, in seconds since the epoch", "max", ("layer",)
+            _LAST_ANSWER, "Time of a layer's last successful answer, in seconds since the epoch", "layer", mode="max"
         )
 
     def _make_process_series(self) -> None:
-        self.ready = self.gauge("ready", "1 while every live process is ready", "livemin")
+        self.ready = self.gauge("ready", "1 while every live process is ready", mode="livemin")
         self.ready_processes = self.gauge(
-            "ready_processes", "Ready processes (the smallest number that a process knows of)", "livemin"
+            "ready_processes", "Ready processes (the smallest number that a process knows of)", mode="livemin"
         )
-        self.expected_processes = self.gauge("expected_processes", "Processes that the service should have", "livemax")
+        self.expected_processes = self.gauge(
+            "expected_processes", "Processes that the service should have", mode="livemax"
+        )
         self.replacements = self.counter("process_replacements", "Processes started to replace one that ended")
         self.keys_stale = self.gauge(
-            "api_keys_stale", "1 while the API keys file is unusable and the earlier keys stay in force", "livemax"
+            "api_keys_stale", "1 while the API keys file is unusable and the earlier keys stay in force", mode="livemax"
         )
         self.load_seconds = self.gauge(
-            "layer_load_seconds", "Duration of a layer's last load, self-check included", "livemax", ("layer",)
+            "layer_load_seconds", "Duration of a layer's last load, self-check included", "layer", mode="livemax"
         )
-        self.load_failures = self.counter("layer_load_failures", "Failed loads of layers, by error code", ("reason",))
+        self.load_failures = self.counter("layer_load_failures", "Failed loads of layers, by error code", "reason")
         self.dropped_lines = self.counter(
             "log_lines_dropped", "Log lines that workers dropped because stdout did not take them"
         )
         self.device_bytes = self.gauge(
-            "device_memory_bytes",
-            "Bytes that torch holds on a GPU; on a CPU, bytes of the layers' matrices",
-            labels=("device",),
+            "device_memory_bytes", "Bytes that torch holds on a GPU; on a CPU, bytes of the layers' matrices", "device"
         )
         self.resident_bytes = self.gauge("process_resident_bytes", "Resident memory of all processes")
         self.build = self.gauge(
             "build_info",
             "Always 1; the labels name the running version, torch, device and dtype",
-            "livemax",
-            ("version", "torch", "device", "dtype"),
+            "version",
+            "torch",
+            "device",
+            "dtype",
+            mode="livemax",
         )
 
-    def counter(self, name: str, text: str, labels: Sequence[str] = ()) -> Counter:
+    def counter(self, name: str, text: str, *labels: str) -> Counter:
         return _cached(Counter(name, text, labels, namespace=PREFIX, registry=self._registry))
 
-    def gauge(self, name: str, text: str, mode: Mode = "livesum", labels: Sequence[str] = ()) -> Gauge:
+    def gauge(self, name: str, text: str, *labels: str, mode: Mode = "livesum") -> Gauge:
         """Make a gauge, which begins at 0 if it has no labels."""
         series = Gauge(name, text, labels, namespace=PREFIX, registry=self._registry, multiprocess_mode=mode)
         if not labels:
             series.set(0)
         return _cached(series)
 
-    def histogram(self, name: str, text: str, buckets: Sequence[float], labels: Sequence[str] = ()) -> Histogram:
+    def histogram(self, name: str, text: str, buckets: Sequence[float], *labels: str) -> Histogram:
         return _cached(Histogram(name, text, labels, namespace=PREFIX, registry=self._registry, buckets=buckets))
 
     def render(self) -> bytes:
@@ -220,15 +227,13 @@ class Metrics(Collector):
 
         Other processes' are as old as their last heartbeat. It reads the files of all processes, so call it in a thread.
         """
-        samples = [sample for family in self.families() for sample in family.samples]
-        answered = f"{PREFIX}_layer_requests_total"
-        totals = {sample.labels["layer"]: LayerTotals() for sample in samples if sample.name == answered}
-        for sample in samples:
+        totals = collections.defaultdict[str, LayerTotals](LayerTotals)
+        for sample in (sample for family in self.families() for sample in family.samples):
             labels = dict(sample.labels)
-            done = totals.get(labels.pop("layer", ""))
-            if done is not None and (field := _FIELDS.get((sample.name, *labels.values()))):
-                kind = type(getattr(done, field))  # int or float
-                setattr(done, field, kind(sample.value))
+            layer = labels.pop("layer", "")
+            if field := _FIELDS.get((sample.name, *labels.values())):
+                kind = type(getattr(totals[layer], field))  # int or float
+                setattr(totals[layer], field, kind(sample.value))
         return totals
 
 

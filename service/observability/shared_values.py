@@ -1,8 +1,7 @@
 """Shared values: metric values that change in memory and are written, once a loop tick, to files that all processes read.
 
 Implements what prometheus_client needs of a value, over the library's own files (`MmapedDict`). The library's class writes a file
-at every change, and checks for a fork first: with ten changes per request, this took a tenth of the loop's time. Histogram
-makes updates cheaper still.
+at every change, and checks for a fork first: with ten changes per request, this took a tenth of the loop's time.
 Invariants: A slot's files have one writer, the event loop's thread. A value goes on where the slot's last process left it. What
 has changed is in the files at the end of the tick, so a killed process loses at most one tick. Counting goes on if files are lost
 or find no space: they are made again with what this process has counted.
@@ -10,16 +9,14 @@ or find no space: they are made again with what this process has counted.
 
 from __future__ import annotations
 
-import bisect
 import contextlib
-import dataclasses
 import math
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
-import prometheus_client
 from prometheus_client.metrics_core import Metric
 from prometheus_client.mmap_dict import MmapedDict, mmap_key
 from prometheus_client.multiprocess import MultiProcessCollector
@@ -33,59 +30,30 @@ RESERVED_BYTES = 2**19
 _ENTRY_BYTES = 32
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Shared:
-    """The directory that the processes of one service share, and this process's slot in it."""
-
-    directory: Path
-    slot: int
-
-    def file(self, kind: str) -> Path:
-        return self.directory / f"{kind}_{self.slot}.db"
-
-
-class Histogram(prometheus_client.Histogram):
-    """The library's histogram, and one call for many observations: its `observe` searches the buckets each time, 2 µs for 18."""
-
-    def observe_all(self, amounts: Sequence[float]) -> None:
-        """Add these amounts, in the series' unit; no exemplars."""
-        self._sum.inc(sum(amounts))
-        bounds = self._upper_bounds
-        numbers: dict[int, int] = {}
-        for amount in amounts:
-            bucket = bisect.bisect_left(bounds, amount)
-            numbers[bucket] = numbers.get(bucket, 0) + 1
-        for bucket, number in numbers.items():
-            self._buckets[bucket].inc(number)
-
-
 class SharedValues:
-    """The values of one process; the library calls it to make one for each sample. Without files only this process has them."""
+    """The values of the process that has this `slot`; the library calls it to make one for each sample.
 
-    def __init__(self, shared: Shared) -> None:
-        self._shared = shared
-        self._files: dict[str, MmapedDict] = {}
-        self._file_ids: dict[Path, tuple[int, int] | None] = {}
+    Without files only this process has them.
+    """
+
+    def __init__(self, directory: Path, slot: int) -> None:
+        self._directory = directory
+        self._paths = {kind: directory / f"{kind}_{slot}.db" for kind in KINDS}
+        self.is_replacement = self._paths["counter"].exists()  # of another process that had the slot
+        self.left = _left_in([path for path in self._paths.values() if path.exists()])
+        """What that process counted, by sample, over all labels."""
+        self._files: dict[str, _File] = {}
         self._values: list[_Value] = []
         self._changed: list[_Value] = []
         self._tick = LoopTick(self.write)
         with contextlib.suppress(OSError):  # `restore` tries again and raises the error
             self._open()
 
-    def __call__(
-        self,
-        typ: str,
-        metric_name: str,
-        name: str,
-        labelnames: Sequence[str],
-        labelvalues: Sequence[str],
-        help_text: str,
-        multiprocess_mode: str = "",
-        **_: object,
-    ) -> _Value:
+    def __call__(self, typ: str, *key: Any, multiprocess_mode: str = "", **_: object) -> _Value:
+        """Return a value; `key` is what the library's key of a sample is made of: names, labels and help."""
         kind = f"{typ}_{multiprocess_mode}" if typ == "gauge" else typ
         assert kind in KINDS, f"{kind} has no file. This is a bug."
-        value = _Value(self, kind, mmap_key(metric_name, name, list(labelnames), list(labelvalues), help_text))
+        value = _Value(self, kind, mmap_key(*key))
         self._values.append(value)
         if (file := self._files.get(kind)) is not None:
             with contextlib.suppress(OSError):  # no space for another series: only this process has its value
@@ -107,7 +75,7 @@ class SharedValues:
         """Return all series of all processes; None if this one's files are lost, or files change faster than they are read."""
         if not self.is_shared:
             return None
-        files = [*self._shared.directory.glob("*.db")]
+        files = [*self._directory.glob("*.db")]
         found = _merged(files)
         if found is None:  # a file was removed, cut or overwritten meanwhile: show the others
             found = _merged([file for file in files if _merged([file]) is not None])
@@ -116,13 +84,14 @@ class SharedValues:
     @property
     def is_shared(self) -> bool:
         """Whether the files are in their place and whole; any thread may call it."""
-        return bool(self._file_ids) and all(_file_id(path) == place for path, place in self._file_ids.items())
+        files = self._files
+        return bool(files) and all(file.is_whole for file in files.values())
 
     def restore(self) -> bool:
         """Make the files again if one is lost, with all values; return whether one was. Raise OSError if there is no space."""
         if self.is_shared:
             return False
-        self._close()
+        self._close(self._files)
         self._remove()
         self._open()
         return True
@@ -130,55 +99,58 @@ class SharedValues:
     def close(self) -> None:
         """Write all changes and close the files at the end of the process."""
         self.write()
-        self._close()
+        self._close(self._files)
 
     def _open(self) -> None:
-        """Reserve space for the files, open them and write all values; raise OSError if there is no space."""
-        paths = {kind: self._shared.file(kind) for kind in KINDS}
+        """Make or open the files and write all values; raise OSError if there is no space."""
+        files: dict[str, _File] = {}
         try:
-            for path in paths.values():
-                with path.open("ab") as file:
-                    os.posix_fallocate(file.fileno(), 0, RESERVED_BYTES)
-            for kind, path in paths.items():
-                self._files[kind] = _File(str(path))  # type: ignore[no-untyped-call]
+            for kind, path in self._paths.items():
+                files[kind] = _File(path)
             for value in self._values:
-                value.file = self._files[value.kind]
+                value.file = files[value.kind]
                 value.write()
         except OSError:  # remove the files, so that other processes have the space, and go on without files
-            self._close()
+            self._close(files)
             with contextlib.suppress(OSError):
                 self._remove()
             raise
-        self._file_ids = {path: _file_id(path) for path in paths.values()}
+        self._files = files
 
-    def _close(self) -> None:
-        files, self._files, self._file_ids = self._files, {}, {}
+    def _close(self, files: dict[str, _File]) -> None:
+        self._files = {}
         for value in self._values:
             value.file = None
         for file in files.values():
             file.close()  # type: ignore[no-untyped-call]
 
     def _remove(self) -> None:
-        for kind in KINDS:
-            self._shared.file(kind).unlink(missing_ok=True)
+        for path in self._paths.values():
+            path.unlink(missing_ok=True)
 
 
 class _File(MmapedDict):
     """The library's memory-mapped file: a write to a page without space is a SIGBUS, so space is reserved before it grows."""
 
+    def __init__(self, path: Path) -> None:
+        with path.open("ab") as file:
+            os.posix_fallocate(file.fileno(), 0, RESERVED_BYTES)
+            self._opened = os.fstat(file.fileno())
+        self._path = path
+        super().__init__(str(path))  # type: ignore[no-untyped-call]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the file is in its place and not cut."""
+        with contextlib.suppress(OSError):
+            found = self._path.stat()
+            return os.path.samestat(found, self._opened) and found.st_size >= RESERVED_BYTES
+        return False
+
     def _init_value(self, key: str) -> None:
         if self._used + len(key.encode()) + _ENTRY_BYTES > self._capacity:
             os.posix_fallocate(self._f.fileno(), 0, 2 * self._capacity)
         super()._init_value(key)  # type: ignore[no-untyped-call]
-
-
-def _file_id(path: Path) -> tuple[int, int] | None:
-    """Return a file's identity (device, inode); None if it is gone or cut."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return (found.st_dev, found.st_ino) if found.st_size >= RESERVED_BYTES else None
 
 
 class _Value:
@@ -225,9 +197,8 @@ def _merged(files: Iterable[Path]) -> Iterable[Metric] | None:
     return merged
 
 
-def left_in(shared: Shared) -> defaultdict[str, float]:
-    """Return what the slot's last process counted, by sample, over all labels; remove files that cannot be read."""
-    files = [*shared.directory.glob(f"*_{shared.slot}.db")]
+def _left_in(files: Sequence[Path]) -> defaultdict[str, float]:
+    """Return the sums of the samples in these files over all labels; remove the files if they cannot be read."""
     families = _merged(files)
     sums = defaultdict[str, float](float)
     for family in families or ():

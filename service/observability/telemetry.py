@@ -1,16 +1,15 @@
 """Telemetry: turns events of the API, batching, layers and the engine into metrics, log lines and spans of batches.
 
 Invariants: Each request is counted once, refusals too. Health checks and scrapes come here only if they fail. A request's
-line and its count come from the same record, so they agree. Series that every request changes are updated once a loop
-tick: a call of prometheus_client takes as long as ten calls of our own. The time of each layer's last answer is kept here,
-because readiness depends on it.
+line and its count come from the same record, so they agree. The time of each layer's last answer is kept here, because
+readiness depends on it.
 """
 
 from __future__ import annotations
 
 import collections
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable
 
 from opentelemetry.trace import Tracer
 
@@ -21,7 +20,6 @@ from service.attention.engine import Engine, Fingerprint, LoadedLayer
 from service.attention.heap import resident_bytes
 from service.batching.job import BatchInfo
 from service.errors import Failed, LayerError, Refused, Rejected, raised_kinds
-from service.loop_time import LoopTick
 from service.observability.logs import get_logger, log_request, num_dropped_lines
 from service.observability.metrics import Metrics
 from service.observability.tracing import record_batch
@@ -32,44 +30,42 @@ PROBE = "probe"
 
 
 class Telemetry:
-    """Receives all events of batching and the API; `now` is monotonic seconds. With a `tracer`, batches are spans."""
+    """Receives all events of batching and the API. With a `tracer`, batches are spans."""
 
-    def __init__(self, metrics: Metrics, now: Callable[[], float], tracer: Tracer | None = None) -> None:
+    def __init__(self, metrics: Metrics, tracer: Tracer | None = None) -> None:
         self.metrics = metrics
         self.tracer = tracer
-        self._now = now
         self._log = get_logger()
         self._answered_at: dict[str, float] = {}
         self._sampled = 0.0, 0, 0  # seconds computed, filler rows and lost log lines at the last `sample`
         self._layers: dict[str, LayerTotals] = collections.defaultdict(LayerTotals)
         """What each layer has done that the metrics do not have yet; a request costs a few additions."""
-        self._tick = LoopTick(self.flush)
-        self._num_received = 0
-        self._num_in_flight = 0
-        self._answered: list[tuple[RequestRecord, float]] = []
-        self._cancelled: list[str] = []
-        self._queued = (0, 0)
 
     # Events of the API.
 
     def received(self, record: RequestRecord) -> None:  # noqa: ARG002 (RequestLog passes it)
-        self._num_received += 1
-        self._num_in_flight += 1
-        self._tick.ask()
+        self.metrics.received.inc()
+        self.metrics.in_flight.inc()
 
     def answered(self, record: RequestRecord, total_s: float) -> None:
-        self._answered.append((record, total_s))
-        self._num_in_flight -= 1
-        self._tick.ask()
+        metrics = self.metrics
+        metrics.in_flight.dec()
+        metrics.requests.labels(record.route, str(record.status)).inc()
+        metrics.request_seconds.labels(record.route).observe(total_s)
+        if record.code is not None:
+            metrics.rejected.labels(record.code).inc()
+        if record.masked_rows:
+            metrics.masked_rows.inc(record.masked_rows)
         if record.layer is not None:
+            if record.queue_s is not None:
+                metrics.queue_seconds.labels(record.layer).observe(record.queue_s)
             _add(self._layers[record.layer], record, total_s)
         log_request(request_fields(record, total_s))
 
     def abandoned(self, record: RequestRecord, total_s: float) -> None:
         """Count a request whose client disconnected before the answer, by its stage (receiving, decoding, queued, sending)."""
-        self._cancelled.append(record.stage)
-        self._num_in_flight -= 1
-        self._tick.ask()
+        self.metrics.cancelled.labels(record.stage).inc()
+        self.metrics.in_flight.dec()
         record.code = "client_gone"
         log_request(request_fields(record, total_s))
 
@@ -87,23 +83,23 @@ class Telemetry:
     # Events of batching.
 
     def queue_changed(self, num_jobs: int, num_bytes: int) -> None:
-        self._queued = num_jobs, num_bytes
-        self._tick.ask()
+        self.metrics.queued_requests.set(num_jobs)
+        self.metrics.queued_bytes.set(num_bytes)
 
     def overload_changed(self, *, is_overloaded: bool) -> None:
         self.metrics.queue_standing.set(is_overloaded)
 
     def batch_done(self, lane: Hashable, batch: BatchInfo, compute_s: float) -> None:
         layer, metrics = _layer_of(lane), self.metrics
-        self._answered_at[layer] = self._now()
+        self._answered_at[layer] = time.monotonic()
         if isinstance(lane, tuple) and lane[-1] == PROBE:
             return  # no client requested it, so no metric may count it
         self._layers[layer].batches += 1
         self._layers[layer].sequences += batch.sequences
-        metrics.compute_seconds.labels(layer).observe_all([compute_s])
-        metrics.batch_requests.observe_all([batch.requests])
-        metrics.batch_sequences.observe_all([batch.sequences])
-        metrics.batch_tokens.observe_all([batch.tokens])
+        metrics.compute_seconds.labels(layer).observe(compute_s)
+        metrics.batch_requests.observe(batch.requests)
+        metrics.batch_sequences.observe(batch.sequences)
+        metrics.batch_tokens.observe(batch.tokens)
         if batch.weights_bytes:
             metrics.weights_bytes.inc(batch.weights_bytes)
         if self.tracer is not None:
@@ -143,7 +139,7 @@ class Telemetry:
             self.metrics.request_seconds.labels(route)
 
     def layer_loaded(self, name: str, loaded: LoadedLayer) -> None:
-        self._answered_at[name] = self._now()
+        self._answered_at[name] = time.monotonic()
         self.metrics.load_seconds.labels(name).set(loaded.seconds)
         for series in (self.metrics.queue_seconds, self.metrics.compute_seconds):
             series.labels(name)  # begins at zero, so that rates see the first event
@@ -168,7 +164,7 @@ class Telemetry:
         Series of other names are no longer shown.
         """
         self.metrics.served = frozenset(names)
-        now = self._now()
+        now = time.monotonic()
         self._answered_at = {name: self._answered_at.get(name, now) for name in names}
         self._log.info("layers_served", layers=num_layers)
 
@@ -194,10 +190,10 @@ class Telemetry:
 
     def seconds_since_answer(self, name: str) -> float:
         """Return the seconds since the layer's last answer; its load, with the self-check, counts as one."""
-        return self._now() - self._answered_at.get(name, float("-inf"))
+        return time.monotonic() - self._answered_at.get(name, float("-inf"))
 
     def sample(self, engine: Engine) -> None:
-        """Add what no event reports (memory, the engine's work and the lost log lines) and the sums of the layers, and flush."""
+        """Add what no event reports (memory, the engine's work and the lost log lines) and the sums of the layers, and write."""
         metrics = self.metrics
         totals = engine.busy_seconds, engine.filler_rows, num_dropped_lines()
         counters = metrics.compute_busy, metrics.filler_rows, metrics.dropped_lines
@@ -208,46 +204,7 @@ class Telemetry:
         self._layers.clear()
         metrics.resident_bytes.set(resident_bytes())
         metrics.device_bytes.labels(engine.options.device.type).set(engine.device_bytes)
-        self.flush()
-
-    def flush(self) -> None:
-        """Apply the events of this loop tick to the series, and write all changed values to the files."""
-        metrics = self.metrics
-        metrics.received.inc(self._num_received)
-        self._num_received = 0
-        answered, self._answered = self._answered, []
-        self._count(answered)
-        cancelled, self._cancelled = self._cancelled, []
-        for stage in cancelled:
-            metrics.cancelled.labels(stage).inc()
-        metrics.in_flight.set(self._num_in_flight)
-        num_jobs, num_bytes = self._queued
-        metrics.queued_requests.set(num_jobs)
-        metrics.queued_bytes.set(num_bytes)
         metrics.values.write()
-
-    def close(self) -> None:
-        """Write what was deferred, at the end of the process."""
-        self.flush()
-        self.metrics.values.close()
-
-    def _count(self, answered: Sequence[tuple[RequestRecord, float]]) -> None:
-        metrics = self.metrics
-        total_s: dict[tuple[str, int], list[float]] = collections.defaultdict(list)
-        queue_s: dict[str, list[float]] = collections.defaultdict(list)
-        for record, seconds in answered:
-            total_s[record.route, record.status].append(seconds)
-            if record.layer is not None and record.queue_s is not None:
-                queue_s[record.layer].append(record.queue_s)
-            if record.code is not None:
-                metrics.rejected.labels(record.code).inc()
-            if record.masked_rows:
-                metrics.masked_rows.inc(record.masked_rows)
-        for (route, status), times in total_s.items():
-            metrics.requests.labels(route, str(status)).inc(len(times))
-            metrics.request_seconds.labels(route).observe_all(times)
-        for layer, times in queue_s.items():
-            metrics.queue_seconds.labels(layer).observe_all(times)
 
 
 def _layer_of(lane: Hashable) -> str:

@@ -11,7 +11,7 @@ import logging
 import threading
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
@@ -27,7 +27,10 @@ class TraceExport:
     def __init__(self) -> None:
         logging.getLogger("opentelemetry.util.re").addFilter(_without_text)
         self._exporter = OTLPSpanExporter()
-        self._provider = TracerProvider(resource=_resource(), shutdown_on_exit=False)
+        # What the environment says of this service goes before its own name and version.
+        own = Resource.create({"service.name": NAME, "service.version": __version__})
+        resource = own.merge(OTELResourceDetector().detect())
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
         self.tracer = self._provider.get_tracer(NAME, __version__)
 
@@ -43,10 +46,3 @@ def _without_text(record: logging.LogRecord) -> bool:
     """Remove the text of a malformed OTEL_EXPORTER_OTLP_HEADERS, which may have a secret, from the line about it."""
     record.args = ("(not shown)",)
     return True
-
-
-def _resource() -> Resource:
-    """Return the resource that the environment describes, with this service's name and version where it gives none."""
-    attributes = Resource.create().attributes
-    name = NAME if str(attributes["service.name"]).startswith("unknown_service") else attributes["service.name"]
-    return Resource({"service.version": __version__, **attributes, "service.name": name})

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from opentelemetry import propagate
 from opentelemetry.context import Context
@@ -34,24 +34,13 @@ _SPAN = "span"
 
 
 class RequestSpans:
-    """Wraps `inside` and makes a span at the end of every request to it.
+    """Wraps `inside` and makes a span at the end of every request to it."""
 
-    `now` is the clock of the records (monotonic seconds), `wall_ns` that of the spans (epoch, ns).
-    """
-
-    def __init__(
-        self,
-        inside: Application,
-        tracer: Tracer,
-        now: Callable[[], float] = time.monotonic,
-        wall_ns: Callable[[], int] = time.time_ns,
-    ) -> None:
+    def __init__(self, inside: Application, tracer: Tracer) -> None:
         for name in ("opentelemetry.baggage", "opentelemetry.trace"):  # which log each malformed header, with its text
             logging.getLogger(name).setLevel(logging.ERROR)
         self._inside = inside
         self._tracer = tracer
-        self._now = now
-        self._wall_ns = wall_ns
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         record = record_of(scope)
@@ -69,8 +58,8 @@ class RequestSpans:
             self._record(scope, record, cut)
 
     def _record(self, scope: Scope, trace: RequestRecord, cut: str | None) -> None:
-        end = self._wall_ns()
-        start = end - int((self._now() - trace.started) * _NS)
+        end = time.time_ns()
+        start = end - int((time.monotonic() - trace.started) * _NS)
         method = trace.method if trace.method in _METHODS else "HTTP"
         headers = {name.decode(): b",".join(values).decode("latin-1") for name, values in fields_of(scope).items()}
         batch_context = None if trace.batch is None else trace.batch.notes.get(_SPAN)
@@ -109,11 +98,9 @@ class RequestSpans:
         self._tracer.start_span(name, context=inside, start_time=start).end(end)
 
 
-def record_batch(
-    tracer: Tracer, layer: str, batch: BatchInfo, compute_s: float, wall_ns: Callable[[], int] = time.time_ns
-) -> None:
+def record_batch(tracer: Tracer, layer: str, batch: BatchInfo, compute_s: float) -> None:
     """Make a span of a batch that ends now, and note its context, to which the spans of the batch's requests link."""
-    end = wall_ns()
+    end = time.time_ns()
     span = tracer.start_span(
         "batch",
         context=Context(),

@@ -66,16 +66,6 @@ class Channel:
 
     def receive(self) -> Any:
         """Return the latest message that has arrived whole; None if there is none or it is no JSON."""
-        self._read()
-        whole, line_end, rest = self._received.rpartition(b"\n")
-        if not line_end:
-            return None
-        self._received = rest
-        with contextlib.suppress(ValueError, RecursionError):
-            return json.loads(whole.rpartition(b"\n")[2])
-        return None
-
-    def _read(self) -> None:
         for _ in range(_MAX_READS):
             try:
                 data = self._end.recv(_READ_BYTES)
@@ -87,7 +77,12 @@ class Channel:
                 self.is_ended = True
                 break
             self._received += data
-        self.is_ended |= len(self._received) - self._received.rfind(b"\n") > self._max_bytes
+        whole, line_end, self._received = self._received.rpartition(b"\n")
+        self.is_ended |= len(self._received) >= self._max_bytes
+        if line_end:
+            with contextlib.suppress(ValueError, RecursionError):
+                return json.loads(whole.rpartition(b"\n")[2])
+        return None
 
     def close(self) -> None:
         self._end.close()

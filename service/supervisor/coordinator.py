@@ -156,7 +156,7 @@ class Coordinator:
         elif rollout is not None:
             are_back = all(one.status.version in (0, self.desired.version) for one in self._members.values())
             if are_back or self._now() >= rollout.deadline:
-                self._end(rollout, rollout.error)
+                self._end(rollout)
         reason = self.why_not_ready()
         ready = [pid for pid, one in self._fresh().items() if one.status.state is State.READY]
         for member in self._members.values():
@@ -186,7 +186,7 @@ class Coordinator:
             self.desired = desired.serve()
         else:
             self.desired = desired.settle()
-            self._end(rollout, None)
+            self._end(rollout)
 
     def _abort(self, error: ServiceError | None) -> None:
         """Roll back. The author gets `error` once every process has acknowledged that; None if the author withdrew or died."""
@@ -198,9 +198,9 @@ class Coordinator:
         else:
             self._rollout.error, self._rollout.deadline = error, self._now() + ABORT_S
 
-    def _end(self, rollout: Rollout, error: ServiceError | None) -> None:
+    def _end(self, rollout: Rollout) -> None:
         self._rollout = None
-        self._members[rollout.author].outcome = _outcome(rollout.number, error, is_new=rollout.is_new)
+        self._members[rollout.author].outcome = _outcome(rollout.number, rollout.error, is_new=rollout.is_new)
 
 
 def _outcome(number: int, error: ServiceError | None, *, is_new: bool = False) -> Outcome:

@@ -1,4 +1,4 @@
-"""Processes: what the supervisor needs from the operating system: a port, streams, children and signals.
+"""Processes: what the supervisor needs from the operating system: a port, descriptors, streams, children and signals.
 
 Independent of torch, settings, what a process does, and when it is started, replaced or ended (`supervisor/supervisor.py`).
 Invariants: Nothing here polls. A child begins with no signal blocked and none of SIGNALS ignored. It has a process group of its
@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import resource
 import select
 import signal
 import socket
@@ -30,6 +31,10 @@ from service.supervisor.channel import MAX_WORKER_BYTES, Channel
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 STDOUT, STDERR = 1, 2
+DEFAULT_MAX_CONNECTIONS = 8192
+# For overflow connections (`http/listener.py`), files and pipes: with every connection in use a process can still report its
+# state, read a layer and accept one more connection.
+RESERVED_DESCRIPTORS = 160
 _log = LineWriter(STDOUT)
 
 
@@ -65,6 +70,28 @@ def reserve_port(host: str, port: int) -> socket.socket:
         raise StartError(f"cannot listen on {host} port {port}: {reason}") from None
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
     return reserved
+
+
+def max_connections(asked: int) -> int:
+    """Return the number asked for, or for 0 what the hard limit of descriptors allows; raise StartError if it allows too few."""
+    _, descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if descriptors == resource.RLIM_INFINITY:
+        return asked or DEFAULT_MAX_CONNECTIONS
+    least = max(1, asked)
+    if descriptors < least + RESERVED_DESCRIPTORS:
+        needed = f"{least:,} need {least + RESERVED_DESCRIPTORS:,} file descriptors"
+        raise StartError(f"ATTENTION_MAX_CONNECTIONS: {needed}, and a process may have {descriptors:,} (ulimit -Hn)")
+    return asked or min(DEFAULT_MAX_CONNECTIONS, descriptors - RESERVED_DESCRIPTORS)
+
+
+def raise_descriptor_limit(connections: int) -> None:
+    """Raise the soft limit of this process to what the connections need, or to the hard limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    number = connections + RESERVED_DESCRIPTORS
+    if hard != resource.RLIM_INFINITY:
+        number = min(number, hard)
+    if soft != resource.RLIM_INFINITY and soft < number:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (number, hard))
 
 
 def print_error(message: str) -> None:

@@ -101,8 +101,7 @@ class RunDirectory:
         with contextlib.suppress(OSError):
             # The same as prometheus_client's mark_process_dead, whose import would cost the supervisor 12 MB.
             for file in self.metrics.glob(f"gauge_live*_{slot}.db"):
-                file.unlink()
-        with contextlib.suppress(OSError):
+                file.unlink(missing_ok=True)
             self.restore()  # workers may have made it again and died since, so that this process holds no lock on it
 
     def _lock(self) -> None:

@@ -113,18 +113,15 @@ class WorkerStatus:
         """Return the status in a message, or None if it is malformed."""
         try:
             change = None if fields["change"] is None else Change(**fields["change"])
-            status = cls(**{**fields, "state": State(fields["state"]), "change": change})
+            texts = {name: fields[name][:MAX_REASON_CHARS] for name in ("reason", "refusal", "start_error")}
+            status = cls(**{**fields, **texts, "state": State(fields["state"]), "change": change})
         except (ValueError, TypeError, KeyError):
             return None
         types = (int, str, str | None, str | None, float)
         if change is not None and not (_fits(change, *types) and math.isfinite(change.timeout_s)):
             return None
-        if not _fits(status, State, str, int, str, bool, dict | None, Change | None, str):
-            return None
-        if not all(isinstance(digest, str) for digest in (status.found or {}).values()):
-            return None
-        texts = {name: getattr(status, name)[:MAX_REASON_CHARS] for name in ("reason", "refusal", "start_error")}
-        return dataclasses.replace(status, **texts)
+        is_sound = _fits(status, State, str, int, str, bool, dict | None, Change | None, str)
+        return status if is_sound and all(isinstance(digest, str) for digest in (status.found or {}).values()) else None
 
 
 def _fits(message: Any, *types: Any) -> bool:

@@ -64,8 +64,8 @@ MIN_TIMEOUT_S = 10.0
 class Plan:
     """What to run; it is passed through the exec as JSON.
 
-    The supervisor adds options to `command`: `--port`, `--run-dir`, `--slot` (counts from 0 and outlives the process in it),
-    `--peers` (how many other processes send messages) and `--channel` (the number of an open descriptor).
+    `supervise` adds the options `--port` and `--run-dir` to `command`, and each start `--slot` (counts from 0 and outlives the
+    process in it), `--peers` (how many other processes send messages) and `--channel` (the number of an open descriptor).
     `watchdog_timeout_s` is how long a process may send no message.
     """
 
@@ -104,18 +104,12 @@ class Slot:
 
 
 class Supervisor:
-    """Runs a plan, with `options` for every worker; `clean_up(slot)` removes what a dead process left in the run directory."""
+    """Runs a plan; `clean_up(slot)` removes what a dead process left in the run directory."""
 
     def __init__(
-        self,
-        plan: Plan,
-        options: Sequence[str],
-        system: processes.Posix,
-        clean_up: Callable[[int], None],
-        log: Callable[..., None],
+        self, plan: Plan, system: processes.Posix, clean_up: Callable[[int], None], log: Callable[..., None]
     ) -> None:
         self._plan = plan
-        self._options = options
         self._system = system
         self._clean_up = clean_up
         self._log = log
@@ -192,7 +186,7 @@ class Supervisor:
         if slot.start_at > self._system.now():
             return
         peers = sum(other.checks_since_message is not None for other in self._slots if other is not slot)
-        command = [*self._plan.command, *self._options, "--slot", str(slot.index), "--peers", str(peers)]
+        command = [*self._plan.command, "--slot", str(slot.index), "--peers", str(peers)]
         slot.started = self._system.now()
         try:
             slot.pid, slot.channel = self._system.spawn(command)
@@ -286,8 +280,9 @@ def supervise(plan: Plan) -> int:
         ):
             port = reserved.getsockname()[1]
             processes.write_log_line("info", "serving", host=plan.host, port=port, workers=plan.workers)
-            options = ("--port", str(port), "--run-dir", str(run.path))
-            return Supervisor(plan, options, system, run.clean_up, processes.write_log_line).run()
+            command = (*plan.command, "--port", str(port), "--run-dir", str(run.path))
+            plan = dataclasses.replace(plan, command=command)
+            return Supervisor(plan, system, run.clean_up, processes.write_log_line).run()
     except processes.StartError as error:
         processes.print_error(error.message)
         return EXIT_FAILED

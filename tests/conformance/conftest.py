@@ -20,6 +20,6 @@ def one_thread():
 @pytest.fixture(scope="module")
 def attention(tmp_path_factory):
     """A client of POST /v1/attention on one service, which all tests of a module share."""
-    configure_logs("info", io.StringIO())
+    configure_logs("info", io.BytesIO())
     with attention_route(tmp_path_factory.mktemp("attention")) as route:
         yield route

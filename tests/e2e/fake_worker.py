@@ -128,7 +128,6 @@ def work(options):
     from service.http.request_parser import HeadLimits
     from service.observability.logs import configure_logs
     from service.observability.metrics import Metrics
-    from service.observability.shared_values import Shared
     from service.supervisor.channel import MAX_SUPERVISOR_BYTES, Channel
     from service.supervisor.processes import bind
     from service.worker.control_channel import ControlChannel
@@ -142,7 +141,7 @@ def work(options):
     if options.crash:
         return 7
     configure_logs("info")
-    metrics = Metrics(Shared(options.run_dir / "metrics", options.slot))
+    metrics = Metrics(options.run_dir / "metrics", options.slot)
     app = App(channel, metrics, options.ready_after)
     limits = ConnectionLimits(
         head=HeadLimits(max_header_bytes=16384, max_target_bytes=8192, max_headers=100),

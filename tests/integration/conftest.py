@@ -20,7 +20,7 @@ MAY_BLOCK = [
 
 @pytest.fixture(autouse=True)
 def quiet_logs():
-    configure_logs("info", io.StringIO())
+    configure_logs("info", io.BytesIO())
 
 
 _PASSED: set[object] = set()

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import dataclasses
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -127,7 +126,7 @@ async def running(
     )
     refusals: list[str] = []
     metrics = await asyncio.to_thread(lone_metrics)  # it looks for files, before the loop of a real process starts
-    telemetry = Telemetry(metrics, time.monotonic, tracer)
+    telemetry = Telemetry(metrics, tracer)
 
     def leave(_: int) -> None:
         refusals.append(channel.status.start_error or str(service.why_not_ready()))

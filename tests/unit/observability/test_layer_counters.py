@@ -15,7 +15,7 @@ PASS = dict(batch=BatchInfo(requests=2, sequences=3, tokens=9), compute_s=0.3)
 
 @pytest.fixture
 def telemetry():
-    return Telemetry(lone_metrics(), time.monotonic)
+    return Telemetry(lone_metrics())
 
 
 def record(status: int = 200, layer: str | None = "small") -> RequestRecord:

@@ -22,6 +22,9 @@ class Pipe:
             os.set_blocking(descriptor, False)
         self.writer = LineWriter(self.end)
 
+    def write(self, text: str) -> None:
+        self.writer.write(text.encode())
+
     def read(self) -> str:
         """Return everything in the pipe."""
         text = b""
@@ -42,7 +45,7 @@ class Pipe:
         """Write lines until one is dropped; return how many were kept."""
         number = 0
         while not self.writer.num_dropped:
-            self.writer.write(f"{number:06d}{LINE}")
+            self.write(f"{number:06d}{LINE}")
             number += 1
         return number - 1
 
@@ -57,7 +60,7 @@ def pipe():
 
 
 def test_a_line_is_written_at_once(pipe):
-    pipe.writer.write(LINE)
+    pipe.write(LINE)
     assert pipe.read() == LINE
 
 
@@ -72,26 +75,26 @@ def test_a_full_pipe_blocks_no_caller_and_waiting_lines_are_written_in_order(pip
 def test_dropped_lines_are_counted_and_reported_once_after_the_kept_ones(pipe):
     kept = pipe.fill()
     for _ in range(41):
-        pipe.writer.write(LINE + LINE)
+        pipe.write(LINE + LINE)
     assert pipe.writer.num_dropped == 1 + 82
     text = pipe.read_all()
-    pipe.writer.write("the reader is back\n")
+    pipe.write("the reader is back\n")
     text += pipe.read()
     *lines, report, last = text.splitlines()
     assert len(lines) == kept
     told = json.loads(report)
     assert (told["level"], told["event"], told["lines"]) == ("warning", "log_lines_dropped", 83)
     assert last == "the reader is back"
-    pipe.writer.write(LINE)
+    pipe.write(LINE)
     assert pipe.read() == LINE, "once"
 
 
 def test_later_losses_are_reported_later(pipe):
     for expected in (7, 3):
         while pipe.writer._waiting_bytes + len(LINE) <= MAX_WAITING_BYTES:
-            pipe.writer.write(LINE)
+            pipe.write(LINE)
         for _ in range(expected):
-            pipe.writer.write(LINE)
+            pipe.write(LINE)
         assert json.loads(pipe.read_all().splitlines()[-1])["lines"] == expected
     assert pipe.writer.num_dropped == 10
 
@@ -115,7 +118,7 @@ def test_a_partly_written_line_is_finished_before_the_next(pipe, monkeypatch):
 
     monkeypatch.setattr(os, "write", write_some)
     for text in ("first line\n", "second line\n", "third line\n"):
-        pipe.writer.write(text)
+        pipe.write(text)
     pipe.writer.flush()
     assert pipe.read() == "first line\nsecond line\nthird line\n"
     assert pipe.writer._waiting_bytes == 0
@@ -159,11 +162,11 @@ def test_a_line_logged_during_a_write_follows_it(pipe, monkeypatch):
     def write_and_log(descriptor, data):
         done = write(descriptor, data)
         if nested:
-            pipe.writer.write(nested.pop())
+            pipe.write(nested.pop())
         return done
 
     monkeypatch.setattr(os, "write", write_and_log)
-    pipe.writer.write("outer\n")
+    pipe.write("outer\n")
     assert sorted(pipe.read().splitlines()) == ["0", "1", "2", "outer"]
     assert pipe.writer._waiting_bytes == 0
 
@@ -173,7 +176,7 @@ def test_no_line_of_many_threads_is_lost_or_counted_twice(pipe):
 
     def write() -> None:
         for _ in range(400):
-            pipe.writer.write(LINE)
+            pipe.write(LINE)
 
     threads = [threading.Thread(target=write) for _ in range(4)]
     for thread in threads:

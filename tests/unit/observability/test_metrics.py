@@ -43,9 +43,9 @@ def busy(metrics):
     for layer in range(6):
         name = f"minilm-l{layer}"
         metrics.load_seconds.labels(name).set(0.1)
-        metrics.compute_seconds.labels(name).observe_all([0.001])
+        metrics.compute_seconds.labels(name).observe(0.001)
         for series in (metrics.batch_requests, metrics.batch_sequences, metrics.batch_tokens):
-            series.observe_all([1])
+            series.observe(1)
         for status in (200, 400, 404, 413, 415, 422, 429, 500, 503, 504):
             for route in (
                 ROUTE,
@@ -58,9 +58,9 @@ def busy(metrics):
             ):
                 metrics.received.inc()
                 metrics.requests.labels(route, str(status)).inc()
-                metrics.request_seconds.labels(route).observe_all([0.01])
+                metrics.request_seconds.labels(route).observe(0.01)
                 metrics.rejected.labels(f"code_{status}").inc()
-                metrics.queue_seconds.labels(name).observe_all([0.1])
+                metrics.queue_seconds.labels(name).observe(0.1)
 
 
 WORKER = """
@@ -68,9 +68,8 @@ import sys
 from pathlib import Path
 from service.api.outer_middleware import LayerTotals
 from service.observability.metrics import Metrics
-from service.observability.shared_values import Shared
 from tests.unit.observability.test_metrics import busy
-metrics = Metrics(Shared(Path(sys.argv[1]), int(sys.argv[2])))
+metrics = Metrics(Path(sys.argv[1]), int(sys.argv[2]))
 exec(sys.argv[3])
 sys.stdout.buffer.write(metrics.render())
 metrics.values.close()
@@ -197,7 +196,7 @@ import resource
 metrics.values.close()
 limit, most = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, (2**10, most))
-metrics = Metrics(Shared(Path(sys.argv[1]), 7))
+metrics = Metrics(Path(sys.argv[1]), 7)
 metrics.received.inc()
 assert b"attention_received_total 1.0" in metrics.render(), "for itself alone"
 try:

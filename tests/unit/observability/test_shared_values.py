@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.mmap_dict import MmapedDict
 
-from service.observability.shared_values import Shared, SharedValues
+from service.observability.shared_values import SharedValues
 
 
 @pytest.fixture
 def opened():
     """Yield a function that makes shared values; close them at the end of the test."""
     with contextlib.ExitStack() as stack:
-        yield lambda directory, slot=0: stack.enter_context(contextlib.closing(SharedValues(Shared(directory, slot))))
+        yield lambda directory, slot=0: stack.enter_context(contextlib.closing(SharedValues(directory, slot)))
 
 
 def value_of(values, name="x_total"):
@@ -66,7 +66,7 @@ def test_sums_hold_all_changes_in_any_division_into_ticks(tmp_path_factory, roll
     directory = tmp_path_factory.mktemp("values")
 
     async def story():
-        with contextlib.closing(SharedValues(Shared(directory, 0))) as values:
+        with contextlib.closing(SharedValues(directory, 0)) as values:
             each = {name: value_of(values, name) for name in "abc"}
             for name, amount in rollout:
                 each[name].inc(amount)
@@ -80,7 +80,7 @@ def test_sums_hold_all_changes_in_any_division_into_ticks(tmp_path_factory, roll
 
 def test_unwritten_changes_are_in_the_files_at_the_end(tmp_path):
     async def story():
-        with contextlib.closing(SharedValues(Shared(tmp_path, 0))) as values:
+        with contextlib.closing(SharedValues(tmp_path, 0)) as values:
             value_of(values).inc(4)
             assert in_files(tmp_path)["counter_0.db", "x_total"] == 0
 

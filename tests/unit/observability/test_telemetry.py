@@ -1,7 +1,7 @@
-"""Telemetry: each event changes exactly its series, once a loop tick."""
+"""Telemetry: each event changes exactly its series."""
 
 import asyncio
-import time
+import contextlib
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +12,8 @@ from service.api.outer_middleware import RequestRecord
 from service.attention.engine import Fingerprint
 from service.batching.job import BatchInfo
 from service.errors import LayerError
+from service.observability.metrics import Metrics
+from service.observability.shared_values import SharedValues
 from service.observability.telemetry import Telemetry
 from tests.doubles import lone_metrics
 from tests.unit.observability.test_metrics import ROUTE, samples
@@ -24,7 +26,7 @@ class Readable:
     """Telemetry whose series a test can read by name."""
 
     def __init__(self):
-        self.telemetry = Telemetry(lone_metrics(), time.monotonic)
+        self.telemetry = Telemetry(lone_metrics())
 
     def value(self, name, **labels):
         return samples(self.telemetry.metrics.render()).get((f"attention_{name}", tuple(sorted(labels.items()))))
@@ -206,24 +208,25 @@ def receive_and_end(telemetry):
 COUNTED = {"received": 3, "requests": 1, "cancelled": 1}
 
 
-def test_requests_of_a_loop_tick_are_counted_once_at_its_end_or_at_a_read():
+def test_requests_of_a_loop_tick_are_in_the_files_once_at_its_end_or_at_a_sample(tmp_path):
     async def story():
-        telemetry = Telemetry(lone_metrics(), time.monotonic)
+        telemetry = Telemetry(Metrics(tmp_path, 0))
         receive_and_end(telemetry)
         assert set(received_and_ended(telemetry).values()) == {0}
-        telemetry.flush()
+        telemetry.sample(engine())
         assert received_and_ended(telemetry) == COUNTED
         await asyncio.sleep(0)
         assert received_and_ended(telemetry) == COUNTED
         receive_and_end(telemetry)
         await asyncio.sleep(0)
         assert received_and_ended(telemetry) == {name: 2 * number for name, number in COUNTED.items()}
+        telemetry.metrics.values.close()
 
     asyncio.run(story())
 
 
-def test_requests_of_an_unfinished_loop_tick_are_counted_at_the_end_of_the_process():
-    telemetry = Telemetry(lone_metrics(), time.monotonic)
+def test_requests_of_an_unfinished_loop_tick_are_counted_at_the_end_of_the_process(tmp_path):
+    telemetry = Telemetry(Metrics(tmp_path, 0))
 
     async def story():
         receive_and_end(telemetry)
@@ -231,5 +234,6 @@ def test_requests_of_an_unfinished_loop_tick_are_counted_at_the_end_of_the_proce
 
     with pytest.raises(SystemExit):
         asyncio.run(story())
-    telemetry.close()
-    assert received_and_ended(telemetry) == COUNTED
+    telemetry.metrics.values.close()
+    with contextlib.closing(SharedValues(tmp_path, 0)) as found:
+        assert {name: found.left[f"attention_{name}_total"] for name in COUNTED} == COUNTED

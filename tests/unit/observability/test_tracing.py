@@ -1,7 +1,7 @@
 """Tracing: one span per request and per batch, with the measured times, in the caller's trace."""
 
 import asyncio
-import time
+from types import SimpleNamespace
 
 import pytest
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
@@ -10,6 +10,7 @@ from opentelemetry.trace import StatusCode
 from service.api.outer_middleware import record_of, start_record
 from service.batching.job import BatchInfo
 from service.http.asgi import ClientGone
+from service.observability import tracing
 from service.observability.telemetry import PROBE, Telemetry
 from service.observability.tracing import RequestSpans, record_batch
 from tests.doubles import lone_metrics
@@ -25,12 +26,18 @@ def spans():
     return Spans()
 
 
+@pytest.fixture(autouse=True)
+def _clocks(monkeypatch):
+    """It is 12 s by the monotonic clock, which the records have, and END_NS by the wall clock, which spans have."""
+    monkeypatch.setattr(tracing, "time", SimpleNamespace(monotonic=lambda: 12.0, time_ns=lambda: END_NS))
+
+
 async def never(*_):
     raise AssertionError
 
 
 def serve(spans, note=lambda trace: None, error=None, headers=(), **fields):
-    """Serve a request that starts at 10 s and ends at 12 s by the monotonic clock, and at END_NS by the wall clock."""
+    """Serve a request that starts at 10 s and ends at 12 s by the monotonic clock."""
     scope = {
         "type": "http",
         "method": "POST",
@@ -46,7 +53,7 @@ def serve(spans, note=lambda trace: None, error=None, headers=(), **fields):
         if error is not None:
             raise error
 
-    around = RequestSpans(inside, spans.tracer, now=lambda: 12.0, wall_ns=lambda: END_NS)
+    around = RequestSpans(inside, spans.tracer)
 
     async def main():
         await around(scope, never, never)
@@ -180,7 +187,7 @@ def test_an_unsampled_request_is_served_without_a_span():
 
 def test_a_batch_is_a_trace_of_its_own_and_its_requests_link_to_it(spans):
     batch = BatchInfo(3, 4, 40)
-    record_batch(spans.tracer, "small", batch, 0.5, lambda: END_NS)
+    record_batch(spans.tracer, "small", batch, 0.5)
     (span,) = spans.batches
     assert span.parent is None
     assert seconds(span) == (-0.5, 0.0)
@@ -196,7 +203,7 @@ def test_a_batch_is_a_trace_of_its_own_and_its_requests_link_to_it(spans):
 
 
 def test_a_probe_is_no_span_and_any_other_batch_is_one(spans):
-    telemetry = Telemetry(lone_metrics(), time.monotonic, spans.tracer)
+    telemetry = Telemetry(lone_metrics(), spans.tracer)
     telemetry.batch_done((*LANE[:-1], PROBE), BatchInfo(3, 4, 40), 0.5)
     assert not spans.all
     telemetry.batch_done(LANE, BatchInfo(3, 4, 40), 0.5)

@@ -1,7 +1,8 @@
-"""Processes: ports, child processes and signals, as the supervisor uses them."""
+"""Processes: ports, descriptors, child processes and signals, as the supervisor uses them."""
 
 import contextlib
 import os
+import resource
 import select
 import socket
 import subprocess
@@ -10,7 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from service.supervisor.processes import Relay, StartError, reserve_port, set_nonblocking
+from service.supervisor.processes import (
+    DEFAULT_MAX_CONNECTIONS,
+    RESERVED_DESCRIPTORS,
+    Relay,
+    StartError,
+    max_connections,
+    raise_descriptor_limit,
+    reserve_port,
+    set_nonblocking,
+)
 
 
 def test_port_zero_reserves_a_free_port_that_reusable_listeners_may_take():
@@ -45,6 +55,39 @@ def test_a_foreign_address_is_one_line(host):
         reserve_port(host, 0)
     assert refusal.value.message.startswith(f"cannot listen on {host} port 0: ")
     assert "\n" not in refusal.value.message
+
+
+@pytest.mark.parametrize(
+    ("wanted", "descriptors", "kept"),
+    [
+        (0, 1024, 1024 - RESERVED_DESCRIPTORS),
+        (0, 2**20, DEFAULT_MAX_CONNECTIONS),
+        (0, resource.RLIM_INFINITY, DEFAULT_MAX_CONNECTIONS),
+        (50_000, resource.RLIM_INFINITY, 50_000),
+        (50_000, 2**20, 50_000),
+        (864, 1024, 864),
+        (0, RESERVED_DESCRIPTORS + 1, 1),
+    ],
+)
+def test_the_number_of_connections_fits_the_descriptors(monkeypatch, wanted, descriptors, kept):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (5, descriptors))
+    assert max_connections(wanted) == kept
+
+
+@pytest.mark.parametrize(("wanted", "descriptors"), [(865, 1024), (0, RESERVED_DESCRIPTORS), (10**6, 10**6)])
+def test_more_connections_than_descriptors_refuse_the_start(monkeypatch, wanted, descriptors):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (5, descriptors))
+    with pytest.raises(StartError, match=r"^ATTENTION_MAX_CONNECTIONS: .* need .* file descriptors"):
+        max_connections(wanted)
+
+
+@pytest.mark.parametrize(("wanted", "found"), [(100, 700), (800, 800), (10**9, 1000)])
+def test_the_soft_limit_of_descriptors_is_raised_as_far_as_may_be(monkeypatch, wanted, found):
+    limits = [(700, 1000)]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limit: limits.append(limit))
+    raise_descriptor_limit(wanted - RESERVED_DESCRIPTORS)
+    assert limits[-1] == (found, 1000)
 
 
 @pytest.fixture

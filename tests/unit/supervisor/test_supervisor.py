@@ -119,7 +119,7 @@ class FakeSystem:
 class Outcome:
     def __init__(self, system, *, workers=2, watchdog_timeout_s=60.0, line_s=0.0):
         plan = Plan(
-            command=("worker",),
+            command=("worker", "--port", "8123"),
             host="127.0.0.1",
             port=0,
             workers=workers,
@@ -132,7 +132,7 @@ class Outcome:
         self.cleaned_up = list[int]()
         self.lines = []
         self.exit_code = None
-        supervisor = Supervisor(plan, ("--port", "8123"), system, self.cleaned_up.append, self.log)
+        supervisor = Supervisor(plan, system, self.cleaned_up.append, self.log)
         with contextlib.suppress(ScriptEnded):
             self.exit_code = supervisor.run()
 

@@ -56,7 +56,7 @@ class Recording(Telemetry):
     """Records why the process ends."""
 
     def __init__(self) -> None:
-        super().__init__(lone_metrics(), time.monotonic)
+        super().__init__(lone_metrics())
         self.events: list[tuple[str, BaseException | None]] = []
 
     def died(self, num_jobs: int, error: BaseException | None) -> None:
