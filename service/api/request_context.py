@@ -19,7 +19,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 
@@ -33,7 +33,7 @@ from service.batching.batcher import Batcher
 from service.batching.decoding_queue import DecodingQueue
 from service.batching.job import NOTHING, Cost
 from service.batching.policy import BatchLimits, size_class
-from service.errors import CostLimit, DeadlineExceeded, Draining, InvalidInput, NotReady, QueueFull
+from service.errors import CostLimit, DeadlineExceeded, Draining, InvalidInput, QueueFull
 from service.http.asgi import CYCLE, KEY_DIGEST, ClientGone, Scope, Send
 from service.http.cycle import Cycle
 from service.http.request_parser import HeaderFields, fields_of
@@ -42,6 +42,8 @@ from service.wire.attend_request import AnswerFacts, CheckedRequest, RequestLimi
 from service.wire.json_document import parse, parse_s
 
 R = TypeVar("R")
+# Returns what a request is for, given the served layers and the parameters of its path.
+Find = Callable[[Catalog, Mapping[str, str]], Served]
 
 _SERVER_TIMING = b"decode;dur=%.3f, queue;dur=%.3f, compute;dur=%.3f, total;dur=%.3f"
 # A body that takes longer, by `parse_s`, is parsed by the helper process instead of on the event loop.
@@ -129,7 +131,11 @@ class Reservation:
 class RequestContext:
     """Made when the headers have arrived; use it in a `with` block, which frees its reserved bytes in every case."""
 
-    def __init__(self, requests: LayerRequests, scope: Scope) -> None:
+    def __init__(self, requests: LayerRequests, scope: Scope, find: Find) -> None:
+        """Take the layer that `find` returns; raise what it raises, or Draining after `LayerRequests.close`."""
+        if requests.is_closed:
+            raise Draining("the service is shutting down and accepts no new requests")
+        self.layer = find(requests.catalog(), scope["path_params"])
         self._requests = requests
         self.limits = requests.limits
         self.fields = fields_of(scope)
@@ -139,6 +145,7 @@ class RequestContext:
         self._task: asyncio.Task[Any] | None = None
         self._end: Callable[[], Exception] | None = None
         self._record = record_of(scope)
+        self._record.layer = self.layer.name
         self._cycle: Cycle = scope[CYCLE]
         self._timeout_s = self.limits.timeout_s
         self._complete = self._answered = 0.0
@@ -146,9 +153,6 @@ class RequestContext:
         self._turn: contextlib.AsyncExitStack | None = None  # the place of a large body in the decoding queue
 
     def __enter__(self) -> Self:
-        """Raise Draining after `LayerRequests.close`."""
-        if self._requests.is_closed:
-            raise Draining("the service is shutting down and accepts no new requests")
         self._task = asyncio.current_task()
         self._requests.opened.add(self)
         return self
@@ -174,19 +178,13 @@ class RequestContext:
             self._end = end
             self._task.cancel()
 
-    def model(self, find: Callable[[Catalog, Mapping[str, str]], Served], path: Mapping[str, str]) -> Served:
-        """Return what `find` returns for the served layers and the parameters of the path."""
-        found = find(self._requests.catalog(), path)
-        self._record.layer = found.name
-        return found
-
     def shorten(self, timeout_s: float | None) -> None:
         """Use the caller's deadline if it is sooner."""
         if timeout_s is not None:
             self._timeout_s = min(self._timeout_s, timeout_s)
 
-    async def read(self, codings: tuple[bytes, ...], layer: Served, *, is_binary: bool) -> list[Part]:
-        """Return the parts of the whole body for `layer`, decompressed.
+    async def read(self, codings: tuple[bytes, ...], *, is_binary: bool) -> list[Part]:
+        """Return the parts of the whole body, decompressed.
 
         The deadline starts when the body has arrived. From then until `send` begins, the request ends with ClientGone when the
         client disconnects.
@@ -198,7 +196,7 @@ class RequestContext:
         coding, num_announced = self.fields.make(announced_body, codings, limits.max_bytes)
         asked_s = self.fields.make(_asked_timeout_s)
         self.shorten(asked_s or None)
-        self._check_lane(layer, num_announced if coding is None else 0)
+        self._check_lane(num_announced if coding is None else 0)
         self._check_bodies(num_announced)
         parts = await read_body(self._cycle, limits, self._body_bytes.grow)
         self._complete = self._requests.now()
@@ -211,7 +209,7 @@ class RequestContext:
             raise InvalidInput("X-Request-Timeout-Ms must be a whole number of milliseconds, at least 1")
         self._record.bytes_in = sum(map(len, parts))
         self._check_bodies(self._record.bytes_in)
-        self._check_lane(layer, self._record.bytes_in)
+        self._check_lane(self._record.bytes_in)
         return parts
 
     async def _within_deadline(self, doing: str, work: Coroutine[Any, Any, R]) -> R:
@@ -272,7 +270,7 @@ class RequestContext:
         work = self._requests.run_off_loop(request.counted)
         return await self._within_deadline("was checked or waited to be checked", work)
 
-    def _check_lane(self, layer: Served, num_bytes: int) -> None:
+    def _check_lane(self, num_bytes: int) -> None:
         """Raise what the batcher would raise for a request of about this size (0: unknown), which saves reading or decoding it.
 
         Its tokens, and the flops of bodies that wait to be decoded, are estimated from bytes, at the ratios of the last
@@ -281,20 +279,20 @@ class RequestContext:
         batcher = self._requests.batcher
         batcher.check_open(self._key)
         if num_bytes and batcher.is_congested:
-            tokens_each, flops_each = self._requests.per_byte(layer, self._is_binary)
-            lane = self._lane(layer, NOTHING._replace(tokens=int(num_bytes * tokens_each)))
+            tokens_each, flops_each = self._requests.per_byte(self.layer, self._is_binary)
+            lane = self._lane(NOTHING._replace(tokens=int(num_bytes * tokens_each)))
             batcher.check_lane(lane, self._key, int(self._requests.bodies.num_bytes * flops_each))
 
-    def _lane(self, layer: Served, cost: Cost, *, is_float64: bool = False) -> Hashable:
+    def _lane(self, cost: Cost, *, is_float64: bool = False) -> Hashable:
         """Return the lane. The digest separates a layer from its replacement, because both may have requests waiting."""
-        return layer.name, layer.digest, is_float64, size_class(cost, self.limits.max_shared)
+        return self.layer.name, self.layer.digest, is_float64, size_class(cost, self.limits.max_shared)
 
-    async def ask(self, layer: Served, request: CheckedRequest) -> tuple[dict[str, torch.Tensor], AnswerFacts]:
+    async def ask(self, request: CheckedRequest) -> tuple[dict[str, torch.Tensor], AnswerFacts]:
         """Return the tensors and the other fields of the layer's answer; raise what the batcher raises.
 
         The answer's bytes are reserved until it is sent, because a client that reads slowly keeps all of it in memory.
         """
-        call, cost, record = request.call, request.cost, self._record
+        call, cost, layer, record = request.call, request.cost, self.layer, self._record
         record.tokens = cost.tokens
         num_bytes, most = cost.weights_bytes + layer.output_bytes(call), self._requests.answers.max_reservation
         if num_bytes > most:
@@ -305,7 +303,7 @@ class RequestContext:
         self._answer_bytes.grow(num_bytes)
         self._requests.note_cost(layer, self._is_binary, cost, record.bytes_in)
         work, deadline = LayerCall(layer.loaded, call), self._complete + self._timeout_s
-        lane = self._lane(layer, cost, is_float64=work.is_float64)
+        lane = self._lane(cost, is_float64=work.is_float64)
         outcome = await self._requests.batcher.submit(work, lane=lane, cost=cost, deadline=deadline, caller=self._key)
         record.batch, record.queue_s, record.compute_s = outcome.batch, outcome.queue_s, outcome.compute_s
         record.masked_rows, record.stage = request.masked_rows, "sending"
@@ -341,26 +339,18 @@ def _asked_timeout_s(fields: HeaderFields) -> float | None:
     return float(asked) / 1000 if asked.isdigit() else 0.0  # infinite if it has very many digits
 
 
-class Layers(Protocol):
-    """Knows the served layers (`worker/layer_registry.py`); None until they are loaded."""
-
-    catalog: Catalog | None
-
-
 class LayerRequests:
-    """What all requests of a process share. `not_loaded` returns why `layers` has no catalog yet."""
+    """What all requests of a process share. `catalog` returns the layers that are served now, or raises NotReady."""
 
     def __init__(
         self,
-        layers: Layers,
-        not_loaded: Callable[[], str],
+        catalog: Callable[[], Catalog],
         batcher: Batcher[LayerCall, Answer],
         bodies: DecodingQueue,
         limits: RequestContextLimits,
         now: Callable[[], float],
     ) -> None:
-        self._layers = layers
-        self._not_loaded = not_loaded
+        self.catalog = catalog
         self.batcher = batcher
         self.bodies = bodies
         self.limits = limits
@@ -372,12 +362,6 @@ class LayerRequests:
         self.is_closed = False
         self.opened: set[RequestContext] = set()
         self._per_byte: dict[tuple[str, bool], tuple[float, float]] = {}
-
-    def catalog(self) -> Catalog:
-        """Return the layers that are served now; raise NotReady until all are loaded and checked."""
-        if self._layers.catalog is None:
-            raise NotReady(self._not_loaded())
-        return self._layers.catalog
 
     def per_byte(self, layer: Served, is_binary: bool) -> tuple[float, float]:
         """Return the tokens and flops of a byte in the last bodies for this layer, binary or text; 0 flops if there are none."""
