@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self, TypeVar
@@ -26,7 +27,7 @@ import torch
 from service.api.json_parser import JsonParser
 from service.api.outer_middleware import milliseconds, record_of
 from service.api.reply import Coding, Headers, Piece, send_reply
-from service.api.request_body import BodyLimits, Part, announced_body, decompressed, read_body
+from service.api.request_body import Part, announced_body, decompressed, read_body
 from service.attention.call import Answer
 from service.attention.engine import LayerCall
 from service.batching.batcher import Batcher
@@ -59,11 +60,13 @@ QUEUED_TEXT_BYTES = 32 * 1024
 class RequestContextLimits:
     """Limits of one request and of one batch.
 
-    Bodies of `off_loop_bytes` and more are checked in a thread. `intake_bytes` and `answer_bytes` are the byte budgets. With
-    `take_offers` an answer is compressed for every client that lists a coding, else only on request (`reply.py`).
+    `max_body_bytes` holds for the body as sent and decompressed; all of it must arrive within `body_timeout_s`. Bodies of
+    `off_loop_bytes` and more are checked in a thread. `intake_bytes` and `answer_bytes` are the byte budgets. With `take_offers`
+    an answer is compressed for every client that lists a coding, else only on request (`reply.py`).
     """
 
-    body: BodyLimits
+    max_body_bytes: int
+    body_timeout_s: float
     request: RequestLimits
     max_json_depth: int
     max_text_numbers: int
@@ -84,7 +87,7 @@ class ByteBudget:
         """The most bytes that one request can ever hold: half of the budget, if no other request holds any."""
         self.num_bytes = 0
         self.words = words
-        self.by_caller: dict[Hashable, int] = {}
+        self.by_caller = Counter[Hashable]()
 
 
 class Reservation:
@@ -94,7 +97,7 @@ class Reservation:
 
     def __init__(self, budget: ByteBudget, caller: Hashable = None) -> None:
         self._budget = budget
-        self._caller = caller
+        self._caller = object() if caller is None else caller
         self._num_bytes = 0
 
     def grow(self, num_bytes: int) -> None:
@@ -103,7 +106,7 @@ class Reservation:
         Freed later, they would refuse the other large bodies that arrive together with this one.
         """
         budget = self._budget
-        own = num_bytes + (self._num_bytes if self._caller is None else budget.by_caller.get(self._caller, 0))
+        own = num_bytes + budget.by_caller[self._caller]
         left = budget.max_bytes - budget.num_bytes - num_bytes
         # It leaves as much as it holds, and a fifth of the budget, unless it is small: many medium ones do not fill all memory.
         if num_bytes and left < max(own, min(budget.max_bytes // 5, 16 * own)):
@@ -121,11 +124,10 @@ class Reservation:
     def _add(self, num_bytes: int) -> None:
         self._num_bytes += num_bytes
         self._budget.num_bytes += num_bytes
-        if self._caller is not None:
-            by_caller = self._budget.by_caller
-            by_caller[self._caller] = by_caller.get(self._caller, 0) + num_bytes
-            if not by_caller[self._caller]:
-                del by_caller[self._caller]
+        by_caller = self._budget.by_caller
+        by_caller[self._caller] += num_bytes
+        if not by_caller[self._caller]:
+            del by_caller[self._caller]
 
 
 class RequestContext:
@@ -192,18 +194,18 @@ class RequestContext:
         afterwards.
         """
         self._is_binary = is_binary
-        limits = self.limits.body
-        coding, num_announced = self.fields.make(announced_body, codings, limits.max_bytes)
+        limits, reserve = self.limits, self._body_bytes.grow
+        coding, num_announced = self.fields.make(announced_body, codings, limits.max_body_bytes)
         asked_s = self.fields.make(_asked_timeout_s)
         self.shorten(asked_s or None)
         self._check_lane(num_announced if coding is None else 0)
         self._check_bodies(num_announced)
-        parts = await read_body(self._cycle, limits, self._body_bytes.grow)
+        parts = await read_body(self._cycle, limits.max_body_bytes, limits.body_timeout_s, reserve)
         self._complete = self._requests.now()
         self._record.receive_s, self._record.stage = self._complete - self._record.started, "decoding"
         self._cycle.on_disconnect(lambda: self._cancel(ClientGone))
         if coding is not None:
-            work = decompressed(parts, coding, limits, self._body_bytes.grow, self._requests.run_off_loop)
+            work = decompressed(parts, coding, limits.max_body_bytes, reserve, self._requests.run_off_loop)
             parts = await self._within_deadline("was decompressed", work)
         if asked_s == 0:  # reported after the body's size and coding, however long the queue is
             raise InvalidInput("X-Request-Timeout-Ms must be a whole number of milliseconds, at least 1")
@@ -314,17 +316,15 @@ class RequestContext:
     async def send(self, send: Send, headers: Headers, pieces: Iterable[Piece], coding: Coding | None) -> None:
         """Send the answer with its times in a Server-Timing header, and record how long encoding and sending took."""
         self._cycle.on_disconnect(None)
-        timing = b"server-timing", _SERVER_TIMING % tuple([seconds * 1000 for seconds in self._phases_s()])
+        timing = b"server-timing", _SERVER_TIMING % tuple(self._timing_ms().values())
         await send_reply(send, [*headers, timing], pieces, coding)
         self._record.encode_s = self._requests.now() - self._answered
 
     def _timing_ms(self) -> dict[str, float]:
-        return dict(zip(("decode", "queue", "compute", "total"), map(milliseconds, self._phases_s()), strict=True))
-
-    def _phases_s(self) -> tuple[float, float, float, float]:
         """Return the times of decoding, waiting and computing, and the time since the body was complete."""
-        record = self._record
-        return record.decode_s or 0.0, record.queue_s or 0.0, record.compute_s or 0.0, self._elapsed_s()
+        record, total_s = self._record, self._elapsed_s()
+        phases = {"decode": record.decode_s, "queue": record.queue_s, "compute": record.compute_s, "total": total_s}
+        return {phase: milliseconds(seconds or 0.0) for phase, seconds in phases.items()}
 
     def _elapsed_s(self) -> float:
         return self._requests.now() - self._complete

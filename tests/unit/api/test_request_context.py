@@ -487,7 +487,7 @@ def test_a_malformed_deadline_is_refused(value):
 @pytest.mark.parametrize(("headers", "fault"), [({"content_encoding": "gzip"}, BadEncoding), ({}, BodyTooLarge)])
 def test_of_a_malformed_deadline_and_a_faulty_body_the_body_is_reported_also_while_others_wait(is_busy, headers, fault):
     async def check(setup: Setup) -> None:
-        num_bytes = setup.layer_requests.limits.body.max_bytes + 1 if fault is BodyTooLarge else OFF_LOOP
+        num_bytes = setup.layer_requests.limits.max_body_bytes + 1 if fault is BodyTooLarge else OFF_LOOP
         async with setup.bodies.decoding(OFF_LOOP) if is_busy else contextlib.nullcontext():
             with pytest.raises(fault):
                 await setup.context(num_bytes, x_request_timeout_ms="soon", **headers)
