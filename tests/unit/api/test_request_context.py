@@ -221,12 +221,12 @@ def test_a_body_that_is_being_parsed_keeps_its_bytes_and_its_place_when_its_requ
     """The next body would wait for the helper process, outside of the queue and of the byte budget."""
 
     async def check(setup: Setup) -> None:
-        begun, may_end = asyncio.Event(), asyncio.Event()
+        begun, may_end = threading.Event(), threading.Event()
 
-        async def ask(body: Any) -> tuple[bytes, memoryview]:
+        def ask(body: Any) -> tuple[bytes, memoryview]:
             begun.set()
-            await may_end.wait()
-            return b"{}", memoryview(b"")
+            assert may_end.wait(10)
+            return b'{"document": {}, "parts": []}', memoryview(b"")
 
         setup.layer_requests.parser._ask = ask  # type: ignore[method-assign]
         timeout = {"x_request_timeout_ms": "50"} if end == "deadline" else {}
@@ -237,7 +237,7 @@ def test_a_body_that_is_being_parsed_keeps_its_bytes_and_its_place_when_its_requ
                 await context.decoded(lambda: context.parsed(b"[" * 2**20))
 
         serving = asyncio.ensure_future(serve())
-        await begun.wait()
+        await asyncio.to_thread(begun.wait, 10)
         if end == "disconnect":
             messages.put_nowait({"type": "http.disconnect"})
         with pytest.raises(ClientGone if end == "disconnect" else DeadlineExceeded):
@@ -256,14 +256,18 @@ def test_a_body_that_is_being_parsed_keeps_its_bytes_and_its_place_when_its_requ
 
 def test_the_deadline_ends_a_small_body_that_waits_for_the_helper_process():
     async def check(setup: Setup) -> None:
-        async def ask(body: Any) -> Any:
-            await asyncio.Event().wait()
+        is_over = threading.Event()
+
+        def ask(body: Any) -> Any:
+            assert is_over.wait(10)
+            return b'{"document": {}, "parts": []}', memoryview(b"")
 
         setup.layer_requests.parser._ask = ask  # type: ignore[method-assign]
         for _ in range(2):  # the first is being parsed, the second waits
             context, _ = await setup.context(1, x_request_timeout_ms="20")
             with pytest.raises(DeadlineExceeded, match="parsed"), context:
                 await asyncio.wait_for(context.decoded(lambda: context.parsed(b"[" * 2**20)), 2)  # noqa: B023
+        is_over.set()
 
     story(check)
 
