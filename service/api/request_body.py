@@ -63,10 +63,17 @@ async def read_body(cycle: Cycle, max_bytes: int, timeout_s: float, reserve: Cal
     if (parts := cycle.take_body()) is not None:
         count(sum(map(len, parts)))
         return parts
+    parts, has_more = [], True
     try:
         cycle.on_bytes(count)
         async with asyncio.timeout(timeout_s):
-            return await _receive_all(cycle)
+            while has_more:
+                message = await cycle.receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                parts.append(message.get("body", b""))
+                has_more = message.get("more_body", False)
+        return parts
     except TimeoutError:
         raise ClientTimeout(f"the body did not arrive within {timeout_s:g} s") from None
     finally:
@@ -98,17 +105,6 @@ def announced_body(fields: HeaderFields, codings: tuple[bytes, ...], max_bytes: 
 
 def _too_large(error_class: type[ServiceError], found: str) -> ServiceError:
     return error_class(f"{found} (ATTENTION_MAX_BODY_BYTES); {CHEAPER}")
-
-
-async def _receive_all(cycle: Cycle) -> list[Part]:
-    parts: list[Part] = []
-    while True:
-        message = await cycle.receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        parts.append(message.get("body", b""))
-        if not message.get("more_body", False):
-            return parts
 
 
 async def decompressed(

@@ -78,16 +78,14 @@ class RequestContextLimits:
     take_offers: bool = False
 
 
+@dataclasses.dataclass(slots=True)
 class ByteBudget:
     """A limit for the bytes of one kind, one for each process; `words` name the kind in the error message."""
 
-    def __init__(self, max_bytes: int, words: str) -> None:
-        self.max_bytes = max_bytes
-        self.max_reservation = max_bytes // 2
-        """The most bytes that one request can ever hold: half of the budget, if no other request holds any."""
-        self.num_bytes = 0
-        self.words = words
-        self.by_caller = Counter[Hashable]()
+    max_bytes: int
+    words: str
+    num_bytes: int = 0
+    by_caller: Counter[Hashable] = dataclasses.field(default_factory=Counter)
 
 
 class Reservation:
@@ -186,12 +184,9 @@ class RequestContext:
             self._timeout_s = min(self._timeout_s, timeout_s)
 
     async def read(self, codings: tuple[bytes, ...], *, is_binary: bool) -> list[Part]:
-        """Return the parts of the whole body, decompressed.
+        """Return the parts of the whole body, decompressed; from its arrival until `send` begins, a disconnect ends the request.
 
-        The deadline starts when the body has arrived. From then until `send` begins, the request ends with ClientGone when the
-        client disconnects.
-        Under overload it refuses the body: before it reads it if the length is announced and the body is not compressed, else
-        afterwards.
+        Under overload a body is refused: before it is read if its length is announced and it is not compressed, else afterwards.
         """
         self._is_binary = is_binary
         limits, reserve = self.limits, self._body_bytes.grow
@@ -296,7 +291,8 @@ class RequestContext:
         """
         call, cost, layer, record = request.call, request.cost, self.layer, self._record
         record.tokens = cost.tokens
-        num_bytes, most = cost.weights_bytes + layer.output_bytes(call), self._requests.answers.max_reservation
+        # No reservation can ever hold more than half of the budget.
+        num_bytes, most = cost.weights_bytes + layer.output_bytes(call), self._requests.answers.max_bytes // 2
         if num_bytes > most:
             raise CostLimit(
                 f"the answer would have {num_bytes:,} bytes, expected at most {most:,} (half of ATTENTION_QUEUE_BYTES, "
