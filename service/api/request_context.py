@@ -49,8 +49,7 @@ Find = Callable[[Catalog, Mapping[str, str]], Served]
 _SERVER_TIMING = b"decode;dur=%.3f, queue;dur=%.3f, compute;dur=%.3f, total;dur=%.3f"
 # A body that takes longer, by `parse_s`, is parsed by the helper process instead of on the event loop.
 MAX_HERE_S = 0.008
-# Assumed bytes of one number in a body: base64 takes 5, lists take 9 to 20. Each request then counts for an eighth.
-TEXT_BYTES, BINARY_BYTES = 8.0, 4.0
+# How much one request counts in what a byte of such bodies takes.
 LEARNT_SHARE = 1 / 8
 # Shorter text is decoded so fast that a wait in the decoding queue would not pay.
 QUEUED_TEXT_BYTES = 32 * 1024
@@ -271,12 +270,14 @@ class RequestContext:
         """Raise what the batcher would raise for a request of about this size (0: unknown), which saves reading or decoding it.
 
         Its tokens, and the flops of bodies that wait to be decoded, are estimated from bytes, at the ratios of the last
-        requests. If they name another lane, it may be refused although its own lane takes it, or be decoded and then refused.
+        requests; without any it is not refused. If they name another lane, it may be refused although its own lane takes it, or
+        be decoded and then refused.
         """
         batcher = self._requests.batcher
         batcher.check_open(self._key)
-        if num_bytes and batcher.is_congested:
-            tokens_each, flops_each = self._requests.per_byte(self.layer, self._is_binary)
+        each = self._requests.per_byte.get((self.layer.name, self._is_binary))
+        if num_bytes and each is not None and batcher.is_congested:
+            tokens_each, flops_each = each
             lane = self._lane(NOTHING._replace(tokens=int(num_bytes * tokens_each)))
             batcher.check_lane(lane, self._key, int(self._requests.bodies.num_bytes * flops_each))
 
@@ -299,7 +300,7 @@ class RequestContext:
                 "or twice the largest body and weights if that is more); send fewer sequences, or ask for fewer weights"
             )
         self._answer_bytes.grow(num_bytes)
-        self._requests.note_cost(layer, self._is_binary, cost, record.bytes_in)
+        self._requests.note_cost((layer.name, self._is_binary), cost, record.bytes_in)
         work, deadline = LayerCall(layer.loaded, call), self._complete + self._timeout_s
         lane = self._lane(cost, is_float64=work.is_float64)
         outcome = await self._requests.batcher.submit(work, lane=lane, cost=cost, deadline=deadline, caller=self._key)
@@ -357,18 +358,14 @@ class LayerRequests:
         self.answers = ByteBudget(limits.answer_bytes, "answers are being computed and sent")
         self.is_closed = False
         self.opened: set[RequestContext] = set()
-        self._per_byte: dict[tuple[str, bool], tuple[float, float]] = {}
+        self.per_byte: dict[tuple[str, bool], tuple[float, float]] = {}
+        """Tokens and flops of a byte in the last bodies, by layer and whether the bodies are binary."""
 
-    def per_byte(self, layer: Served, is_binary: bool) -> tuple[float, float]:
-        """Return the tokens and flops of a byte in the last bodies for this layer, binary or text; 0 flops if there are none."""
-        each = BINARY_BYTES if is_binary else TEXT_BYTES
-        return self._per_byte.get((layer.name, is_binary), (1 / (each * layer.row_values), 0.0))
-
-    def note_cost(self, layer: Served, is_binary: bool, cost: Cost, num_bytes: int) -> None:
+    def note_cost(self, body_kind: tuple[str, bool], cost: Cost, num_bytes: int) -> None:
         """Record the cost of a request whose body had so many bytes."""
-        tokens, flops = self.per_byte(layer, is_binary)
-        tokens += LEARNT_SHARE * (cost.tokens / num_bytes - tokens)
-        self._per_byte[layer.name, is_binary] = tokens, flops + LEARNT_SHARE * (cost.flops / num_bytes - flops)
+        new = cost.tokens / num_bytes, cost.flops / num_bytes
+        old = self.per_byte.get(body_kind, new)
+        self.per_byte[body_kind] = old[0] + LEARNT_SHARE * (new[0] - old[0]), old[1] + LEARNT_SHARE * (new[1] - old[1])
 
     def close(self) -> None:
         """Open no new request; a request that is open continues to its answer."""

@@ -47,7 +47,8 @@ OFF_LOOP = 100
 INTAKE = 10_000
 
 
-LAYER: Any = SimpleNamespace(name="layer", digest="sha256:0", row_values=1)
+BINARY = ("layer", True)  # binary bodies for this layer
+LAYER: Any = SimpleNamespace(name="layer", digest="sha256:0")
 
 
 def idle_batcher() -> Any:
@@ -349,6 +350,7 @@ def test_under_sustained_overload_the_body_is_not_read():
             raise QueueFull("the queue stands")
 
         setup.batcher.is_congested, setup.batcher.check_lane = True, refuse
+        setup.layer_requests.note_cost(BINARY, NOTHING, 1)
         received: list[str] = []
 
         async def receive() -> dict[str, Any]:
@@ -399,6 +401,7 @@ def test_under_sustained_overload_the_lane_is_that_of_the_whole_body(headers, si
         lanes: list[Any] = []
         setup.batcher.is_congested = True
         setup.batcher.check_lane = lambda lane, caller, coming_flops: lanes.append(lane[-1])
+        setup.layer_requests.note_cost(BINARY, NOTHING._replace(tokens=1), 4)
         limits = dataclasses.replace(setup.layer_requests.limits.max_shared, max_tokens=100)
         setup.layer_requests.limits = dataclasses.replace(setup.layer_requests.limits, max_shared=limits)
         body = gzip.compress(bytes(400)) if len(headers) > 1 else bytes(400)
@@ -421,13 +424,16 @@ def test_under_sustained_overload_the_lane_follows_the_bytes_that_a_number_took_
         limits = dataclasses.replace(setup.layer_requests.limits.max_shared, max_tokens=100)
         setup.layer_requests.limits = dataclasses.replace(setup.layer_requests.limits, max_shared=limits)
         await setup.context(400)
+        assert not lanes, "no body has told how many tokens a byte takes"
+        setup.layer_requests.note_cost(BINARY, NOTHING._replace(tokens=1), 4)
+        await setup.context(400)
         assert lanes[-1] == 1, "100 tokens at 4 bytes each share a batch"
         for _ in range(100):
-            setup.layer_requests.note_cost(LAYER, False, NOTHING._replace(tokens=1), 20)
+            setup.layer_requests.note_cost((LAYER.name, False), NOTHING._replace(tokens=1), 20)
         await setup.context(400)
         assert lanes[-1] == 1, "text says nothing of binary bodies"
         for _ in range(100):
-            setup.layer_requests.note_cost(LAYER, True, NOTHING._replace(tokens=1), 2)
+            setup.layer_requests.note_cost(BINARY, NOTHING._replace(tokens=1), 2)
         await setup.context(400)
         assert lanes[-1] == 2, "200 tokens run alone"
 
@@ -444,9 +450,10 @@ def test_under_sustained_overload_bodies_that_wait_to_be_decoded_count_by_their_
         decoding = asyncio.ensure_future(first.decoded(held.work))
         await asyncio.to_thread(held.runs.wait)
         await setup.context(1)
-        assert coming[-1] == 0, "no body has told how many flops a byte takes"
+        assert not coming, "no body has told how many flops a byte takes"
+        setup.layer_requests.note_cost(BINARY, NOTHING, 10)
         for _ in range(200):
-            setup.layer_requests.note_cost(LAYER, True, NOTHING._replace(flops=5000), 10)
+            setup.layer_requests.note_cost(BINARY, NOTHING._replace(flops=5000), 10)
         await setup.context(1)
         assert coming[-1] == pytest.approx(500 * OFF_LOOP, rel=0.01)
         held.may_go_on.set()
