@@ -143,8 +143,8 @@ class RequestContext:
         self._answer_bytes = Reservation(requests.answers, self._key)
         self._task: asyncio.Task[Any] | None = None
         self._end: Callable[[], Exception] | None = None
-        self._record = record_of(scope)
-        self._record.layer = self.layer.name
+        self.record = record_of(scope)
+        self.record.layer = self.layer.name
         self._cycle: Cycle = scope[CYCLE]
         self._timeout_s = self.limits.timeout_s
         self._complete = self._answered = 0.0
@@ -166,12 +166,7 @@ class RequestContext:
             self._task.uncancel()
             raise self._end() from None
 
-    def settle(self) -> None:
-        """End the request with Draining, unless the batcher has it (and ends it) or its answer is being sent."""
-        if self._record.stage in ("receiving", "decoding"):
-            self._cancel(lambda: Draining("the service shut down before the request finished"))
-
-    def _cancel(self, end: Callable[[], Exception]) -> None:
+    def cancel(self, end: Callable[[], Exception]) -> None:
         """Cancel the task that serves the request; the `with` block then raises what `end` returns."""
         if self._task is not None and self._end is None:
             self._end = end
@@ -196,16 +191,16 @@ class RequestContext:
         self._check_bodies(num_announced)
         parts = await read_body(self._cycle, limits.max_body_bytes, limits.body_timeout_s, reserve)
         self._complete = self._requests.now()
-        self._record.receive_s, self._record.stage = self._complete - self._record.started, "decoding"
-        self._cycle.on_disconnect(lambda: self._cancel(ClientGone))
+        self.record.receive_s, self.record.stage = self._complete - self.record.started, "decoding"
+        self._cycle.on_disconnect(lambda: self.cancel(ClientGone))
         if coding is not None:
             work = decompressed(parts, coding, limits.max_body_bytes, reserve, self._requests.run_off_loop)
             parts = await self._within_deadline("was decompressed", work)
         if asked_s == 0:  # reported after the body's size and coding, however long the queue is
             raise InvalidInput("X-Request-Timeout-Ms must be a whole number of milliseconds, at least 1")
-        self._record.bytes_in = sum(map(len, parts))
-        self._check_bodies(self._record.bytes_in)
-        self._check_lane(self._record.bytes_in)
+        self.record.bytes_in = sum(map(len, parts))
+        self._check_bodies(self.record.bytes_in)
+        self._check_lane(self.record.bytes_in)
         return parts
 
     async def _within_deadline(self, doing: str, work: Coroutine[Any, Any, R]) -> R:
@@ -227,18 +222,18 @@ class RequestContext:
 
     async def decoded(self, decode: Callable[[], Coroutine[Any, Any, R]]) -> R:
         """Return the result of `decode`, which decodes the body; a large body waits for the large ones before it."""
-        if not self._waits_its_turn(self._record.bytes_in):
+        if not self._waits_its_turn(self.record.bytes_in):
             result = await decode()
         else:
             work = self._decoded_in_turn(decode)
             result = await self._within_deadline("was decoded or waited to be decoded", work)
         self._body_bytes.release()
-        self._record.decode_s, self._record.stage = self._elapsed_s(), "queued"
+        self.record.decode_s, self.record.stage = self._elapsed_s(), "queued"
         return result
 
     async def _decoded_in_turn(self, decode: Callable[[], Coroutine[Any, Any, R]]) -> R:
         async with contextlib.AsyncExitStack() as self._turn:
-            turn = self._requests.bodies.decoding(self._record.bytes_in, is_binary=self._is_binary)
+            turn = self._requests.bodies.decoding(self.record.bytes_in, is_binary=self._is_binary)
             await self._turn.enter_async_context(turn)
             return await decode()
 
@@ -259,7 +254,7 @@ class RequestContext:
 
     async def checked(self, check: Callable[[], CheckedRequest]) -> CheckedRequest:
         """Return the request that `check` returns; long checks run in a thread."""
-        is_large = self._record.bytes_in >= self.limits.off_loop_bytes
+        is_large = self.record.bytes_in >= self.limits.off_loop_bytes
         request = await self._requests.run_off_loop(check) if is_large else check()
         if request.is_counted:
             return request
@@ -290,7 +285,7 @@ class RequestContext:
 
         The answer's bytes are reserved until it is sent, because a client that reads slowly keeps all of it in memory.
         """
-        call, cost, layer, record = request.call, request.cost, self.layer, self._record
+        call, cost, layer, record = request.call, request.cost, self.layer, self.record
         record.tokens = cost.tokens
         # No reservation can ever hold more than half of the budget.
         num_bytes, most = cost.weights_bytes + layer.output_bytes(call), self._requests.answers.max_bytes // 2
@@ -315,11 +310,11 @@ class RequestContext:
         self._cycle.on_disconnect(None)
         timing = b"server-timing", _SERVER_TIMING % tuple(self._timing_ms().values())
         await send_reply(send, [*headers, timing], pieces, coding)
-        self._record.encode_s = self._requests.now() - self._answered
+        self.record.encode_s = self._requests.now() - self._answered
 
     def _timing_ms(self) -> dict[str, float]:
         """Return the times of decoding, waiting and computing, and the time since the body was complete."""
-        record, total_s = self._record, self._elapsed_s()
+        record, total_s = self.record, self._elapsed_s()
         phases = {"decode": record.decode_s, "queue": record.queue_s, "compute": record.compute_s, "total": total_s}
         return {phase: milliseconds(seconds or 0.0) for phase, seconds in phases.items()}
 
@@ -332,7 +327,7 @@ def _asked_timeout_s(fields: HeaderFields) -> float | None:
     values = fields[b"x-request-timeout-ms"]
     if not values:
         return None
-    asked = values[0].lstrip(b"0") if len(values) == 1 else b""
+    asked = values[0] if len(values) == 1 else b""
     return float(asked) / 1000 if asked.isdigit() else 0.0  # infinite if it has very many digits
 
 
@@ -372,9 +367,10 @@ class LayerRequests:
         self.is_closed = True
 
     def settle(self) -> None:
-        """End every request that the batcher does not have yet; its answer is Draining."""
-        for context in list(self.opened):
-            context.settle()
+        """End every request with Draining that the batcher does not have yet (later it ends the request)."""
+        for context in self.opened:
+            if context.record.stage in ("receiving", "decoding"):
+                context.cancel(lambda: Draining("the service shut down before the request finished"))
 
     async def run_off_loop(self, work: Callable[[], R]) -> R:
         """Run `work` in the one thread for checks and decompression, after earlier work, and return its result."""
