@@ -73,11 +73,11 @@ async def read_body(cycle: Cycle, max_bytes: int, timeout_s: float, reserve: Cal
                     raise ClientGone
                 parts.append(message.get("body", b""))
                 has_more = message.get("more_body", False)
-        return parts
     except TimeoutError:
         raise ClientTimeout(f"the body did not arrive within {timeout_s:g} s") from None
     finally:
         cycle.on_bytes(None)
+    return parts
 
 
 def joined(parts: list[Part]) -> bytearray:

@@ -44,6 +44,13 @@ def story(
     asyncio.run(main())
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for what a thread does a moment later."""
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 (what is waited for is state, not an event)
+            await asyncio.sleep(0.001)
+
+
 def children() -> list[int]:
     """The child processes of every thread; a thread may end meanwhile."""
     found: list[str] = []
@@ -136,10 +143,11 @@ class Counting(JsonParser):
     def __init__(self) -> None:
         super().__init__(32, 2**20)
         self.num_exchanges = 0
-        self.may_go_on = threading.Event()
+        self.has_begun, self.may_go_on = threading.Event(), threading.Event()
 
     def _ask(self, body):
         self.num_exchanges += 1
+        self.has_begun.set()
         assert self.may_go_on.wait(10)
         return super()._ask(body)
 
@@ -149,7 +157,7 @@ def test_a_body_that_waits_is_dropped_when_its_caller_leaves_and_one_that_is_par
         parser = Counting()
         left: list[asyncio.Future[Any]] = []
         leaving = [asyncio.ensure_future(parser.parse(SMALL, left.append)) for _ in range(12)]
-        await asyncio.sleep(0.01)
+        await asyncio.to_thread(parser.has_begun.wait, 10)
         for task in leaving:
             task.cancel()
         await asyncio.wait(leaving)
@@ -174,8 +182,7 @@ def test_the_parser_keeps_no_answer_when_its_caller_has_left():
         document = await parser.parse(LARGE)
         assert held() > before + 2**20
         del document
-        await asyncio.sleep(0)
-        assert held() <= before
+        await until(lambda: held() <= before)
 
     story(check)
 
@@ -184,9 +191,7 @@ def test_the_end_of_the_parser_ends_an_exchange_and_starts_no_process():
     async def check(parser: JsonParser) -> None:
         before = set(children())
         parsing = asyncio.ensure_future(parser.parse(LARGE))
-        async with asyncio.timeout(5):
-            while set(children()) == before:  # noqa: ASYNC110 (what is waited for is state, not an event)
-                await asyncio.sleep(0.001)
+        await until(lambda: set(children()) != before)
         parser.close()
         with pytest.raises(EngineFailed):
             await parsing
@@ -207,9 +212,7 @@ def test_a_body_that_kills_the_helper_process_twice_leaves_the_memory_without_a_
         with contextlib.suppress(EngineFailed):
             await parser.parse(body)
         del body
-        async with asyncio.timeout(5):  # the thread may hold it a moment longer
-            while kept() is not None:  # noqa: ASYNC110 (as above)
-                await asyncio.sleep(0.001)
+        await until(lambda: kept() is None)
 
     gc.disable()
     try:
