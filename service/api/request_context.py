@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections import Counter
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self, TypeVar
@@ -84,7 +83,7 @@ class ByteBudget:
     max_bytes: int
     words: str
     num_bytes: int = 0
-    by_caller: Counter[Hashable] = dataclasses.field(default_factory=Counter)
+    by_caller: dict[Hashable, int] = dataclasses.field(default_factory=dict)
 
 
 class Reservation:
@@ -103,7 +102,7 @@ class Reservation:
         Freed later, they would refuse the other large bodies that arrive together with this one.
         """
         budget = self._budget
-        own = num_bytes + budget.by_caller[self._caller]
+        own = num_bytes + budget.by_caller.get(self._caller, 0)
         left = budget.max_bytes - budget.num_bytes - num_bytes
         # It leaves as much as it holds, and a fifth of the budget, unless it is small: many medium ones do not fill all memory.
         if num_bytes and left < max(own, min(budget.max_bytes // 5, 16 * own)):
@@ -116,14 +115,15 @@ class Reservation:
 
     def release(self) -> None:
         """Free all bytes; a second call changes nothing."""
-        self._add(-self._num_bytes)
+        if self._num_bytes:
+            self._add(-self._num_bytes)
 
     def _add(self, num_bytes: int) -> None:
         self._num_bytes += num_bytes
         self._budget.num_bytes += num_bytes
         by_caller = self._budget.by_caller
-        by_caller[self._caller] += num_bytes
-        if not by_caller[self._caller]:
+        held = by_caller[self._caller] = by_caller.get(self._caller, 0) + num_bytes
+        if not held:
             del by_caller[self._caller]
 
 
@@ -268,10 +268,9 @@ class RequestContext:
         requests; without any it is not refused. If they name another lane, it may be refused although its own lane takes it, or
         be decoded and then refused.
         """
-        batcher = self._requests.batcher
+        batcher, per_byte = self._requests.batcher, self._requests.per_byte
         batcher.check_open(self._key)
-        each = self._requests.per_byte.get((self.layer.name, self._is_binary))
-        if num_bytes and each is not None and batcher.is_congested:
+        if num_bytes and batcher.is_congested and (each := per_byte.get((self.layer.name, self._is_binary))):
             tokens_each, flops_each = each
             lane = self._lane(NOTHING._replace(tokens=int(num_bytes * tokens_each)))
             batcher.check_lane(lane, self._key, int(self._requests.bodies.num_bytes * flops_each))
@@ -308,15 +307,17 @@ class RequestContext:
     async def send(self, send: Send, headers: Headers, pieces: Iterable[Piece], coding: Coding | None) -> None:
         """Send the answer with its times in a Server-Timing header, and record how long encoding and sending took."""
         self._cycle.on_disconnect(None)
-        timing = b"server-timing", _SERVER_TIMING % tuple(self._timing_ms().values())
+        timing = b"server-timing", _SERVER_TIMING % tuple([seconds * 1000 for seconds in self._phases_s()])
         await send_reply(send, [*headers, timing], pieces, coding)
         self.record.encode_s = self._requests.now() - self._answered
 
     def _timing_ms(self) -> dict[str, float]:
+        return dict(zip(("decode", "queue", "compute", "total"), map(milliseconds, self._phases_s()), strict=True))
+
+    def _phases_s(self) -> tuple[float, float, float, float]:
         """Return the times of decoding, waiting and computing, and the time since the body was complete."""
-        record, total_s = self.record, self._elapsed_s()
-        phases = {"decode": record.decode_s, "queue": record.queue_s, "compute": record.compute_s, "total": total_s}
-        return {phase: milliseconds(seconds or 0.0) for phase, seconds in phases.items()}
+        record = self.record
+        return record.decode_s or 0.0, record.queue_s or 0.0, record.compute_s or 0.0, self._elapsed_s()
 
     def _elapsed_s(self) -> float:
         return self._requests.now() - self._complete
