@@ -51,7 +51,7 @@ class Added(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Query row i of sequence b may attend to the keys low ≤ j < high; int64 [B|1, L|1] each."""
+    """Query row i of sequence b may attend to the keys low ≤ j < high; int64 [B|1, 1, L|1, 1] each."""
 
     low: torch.Tensor
     high: torch.Tensor
@@ -68,7 +68,7 @@ def ignore(values: torch.Tensor) -> Allowed:
 
 def lengths(values: torch.Tensor) -> Run:
     """Allow only the first n keys; `values` is int64 [B|1, L|1] (D2L valid_lens, ONNX nonpad_kv_seqlen)."""
-    return Run(torch.zeros(1, 1, dtype=torch.int64), values)
+    return Run(torch.zeros(1, 1, 1, 1, dtype=torch.int64), values[:, None, :, None])
 
 
 def window(sizes: Sizes, offset: int | Sequence[int], left: int | None, right: int | None) -> Run:
@@ -77,19 +77,19 @@ def window(sizes: Sizes, offset: int | Sequence[int], left: int | None, right: i
     i is the query row. `offset` is one number, or one for each sequence.
     """
     keys = sizes.keys
-    rows = torch.arange(sizes.queries).unsqueeze(0)
+    rows = torch.arange(sizes.queries).view(1, 1, -1, 1)
     low = torch.zeros_like(rows) if left is None else rows + _shifts(offset, -left)
     high = torch.full_like(rows, keys) if right is None else rows + _shifts(offset, right + 1)
     return Run(low.clamp(0, keys), high.clamp(0, keys))
 
 
 def _shifts(offset: int | Sequence[int], more: int) -> torch.Tensor:
-    """Return offset + more as int64 [B|1, 1].
+    """Return offset + more as int64 [B|1, 1, 1, 1].
 
     It is clamped to ±2^40, so that int64 sums cannot overflow; a larger shift allows the same keys.
     """
     offsets = [offset] if isinstance(offset, int) else offset
-    return torch.tensor([[max(-(2**40), min(2**40, one + more))] for one in offsets])
+    return torch.tensor([max(-(2**40), min(2**40, one + more)) for one in offsets]).view(-1, 1, 1, 1)
 
 
 def causal(sizes: Sizes, offset: int | Sequence[int]) -> Run:
@@ -106,35 +106,33 @@ class CombinedMask:
 
     def of_sequence(self, sequence: int) -> CombinedMask:
         """Return the masks of one sequence as their own combined mask."""
-        return CombinedMask(self.sizes._replace(sequences=1), tuple(_mask_of(mask, sequence) for mask in self.masks))
+        masks = [type(mask)(*[_of_sequence(part, sequence)[None] for part in mask]) for mask in self.masks]
+        return CombinedMask(self.sizes._replace(sequences=1), tuple(masks))
 
     def run(self, sequence: int) -> Run | None:
-        """Return the intersection of all runs of one sequence, low and high [1, L|1], or None if there is no run."""
-        runs = [_mask_of(mask, sequence) for mask in self.masks if isinstance(mask, Run)]
+        """Return the intersection of all runs of one sequence, low and high [1, L|1, 1], or None if there is no run."""
+        runs = [mask for mask in self.masks if isinstance(mask, Run)]
         if not runs:
             return None
-        lows, highs = zip(*runs, strict=True)
+        lows, highs = ([_of_sequence(bound, sequence) for bound in bounds] for bounds in zip(*runs, strict=True))
         return Run(functools.reduce(torch.maximum, lows), functools.reduce(torch.minimum, highs))
 
     @property
     def table_shape(self) -> tuple[int, int, int]:
         """Shape [N|1, L|1, S] of the table of `lowered` without extra keys; an axis has full size if any mask has it so."""
-        heads = max((mask.values.shape[1] for mask in self.masks if not isinstance(mask, Run)), default=1)
-        rows = max((part.shape[-1 if isinstance(mask, Run) else -2] for mask in self.masks for part in mask), default=1)
+        heads, rows = (max((part.shape[axis] for mask in self.masks for part in mask), default=1) for axis in (1, 2))
         return heads, rows, self.sizes.keys
 
     def tables(self, sequence: int) -> list[torch.Tensor]:
         """Return the values of one sequence's masks, bool of Allowed and floats of Added: [N|1, L|1, S|1], not expanded."""
         return [_of_sequence(mask.values, sequence) for mask in self.masks if not isinstance(mask, Run)]
 
-    def lowered(self, sequence: int, dtype: torch.dtype, extra_keys: int = 0) -> torch.Tensor | None:
-        """Return the kernels' mask: the sum of biases in `dtype`, -inf where a key is not allowed; None without masks.
+    def lowered(self, sequence: int, dtype: torch.dtype, extra_keys: int = 0) -> torch.Tensor:
+        """Return the kernels' mask: the sum of biases in `dtype`, -inf where a key is not allowed.
 
         Its shape is [N|1, L|1, S + extra_keys]; columns that a layer appends are zero. It is computed in blocks of rows, so
         temporaries stay small. Finite biases stay finite: only a caller's own -inf masks.
         """
-        if not self.masks:
-            return None
         heads, rows, keys = self.table_shape
         table = torch.empty(heads, rows, keys + extra_keys, dtype=dtype)
         if extra_keys:
@@ -167,7 +165,7 @@ def lowered_on(
     if mask is None:
         return None
     table = mask.lowered(sequence, torch.promote_types(like.dtype, torch.float32), extra_keys)
-    if table is None or not _has_nonzero(table):
+    if not _has_nonzero(table):
         return None
     if like.device.type == "cpu":
         return table
@@ -215,10 +213,6 @@ def _largest(bias_values: torch.Tensor) -> float:
     return largest
 
 
-def _mask_of(mask: Mask, sequence: int) -> Mask:
-    return type(mask)(*[_of_sequence(values, sequence).unsqueeze(0) for values in mask])
-
-
 def _of_sequence(values: torch.Tensor, sequence: int) -> torch.Tensor:
     return values[0 if values.shape[0] == 1 else sequence]
 
@@ -233,25 +227,18 @@ def _of_rows(values: torch.Tensor, rows: slice) -> torch.Tensor:
     return values if values.shape[-2] == 1 else values[..., rows, :]
 
 
-def _run_of(run: Run, rows: slice) -> Run:
-    """Return the runs of the given query rows of one sequence: low and high [1, L|1]."""
-    return Run(*[bound if bound.shape[1] == 1 else bound[:, rows] for bound in run])
-
-
 def _in_run(run: Run, rows: slice, keys: int) -> torch.Tensor:
     """Return which keys are in the runs of these query rows of one sequence: bool [1, L|1, S]."""
-    low, high = _run_of(run, rows)
+    low, high = (_of_rows(bound, rows) for bound in run)
     places = torch.arange(keys)
-    return (places >= low.unsqueeze(-1)) & (places < high.unsqueeze(-1))
+    return (places >= low) & (places < high)
 
 
 def masked_rows(mask: CombinedMask) -> Iterator[torch.Tensor]:
     """Yield, step by step, which query rows may attend to no key in at least one head: bool, B·L values in all.
 
-    A step covers about STEP_CELLS scores; without masks nothing is yielded.
+    A step covers about STEP_CELLS scores.
     """
-    if not mask.masks:
-        return
     for sequence in range(mask.sizes.sequences):
         yield from _masked_rows_of(mask, sequence)
 
@@ -279,8 +266,8 @@ def _masked_rows_of(mask: CombinedMask, sequence: int) -> Iterator[torch.Tensor]
         elif run is None:
             has_key = counts[:, -1:] > 0
         else:
-            low, high = _run_of(run, rows)
-            has_key = counts[:, high[0]] > counts[:, low[0]]
+            low, high = (_of_rows(bound, rows)[0, :, 0] for bound in run)
+            has_key = counts[:, high] > counts[:, low]
         if row_allowed is not None:
             has_key = has_key & _of_rows(row_allowed, rows)[..., 0]
         yield (~has_key).any(0).expand(rows.stop - rows.start)
