@@ -103,7 +103,7 @@ def _config(directory: Path) -> dict[str, object] | None:
 
 def _read_object(path: Path) -> dict[str, object]:
     with about(path.name), open_regular(path) as file:
-        raw = file.read(MAX_JSON_BYTES + 1) or b""
+        raw = file.read(MAX_JSON_BYTES + 1)
     if len(raw) > MAX_JSON_BYTES:
         raise LayerError(f"{path.name} has more than {MAX_JSON_BYTES} bytes")
     return parse_object(raw, path.name, LayerError)

@@ -191,7 +191,7 @@ def _encode(layer: StoredLayer) -> bytes:
     return safetensors.torch.save(unshared, metadata={"spec": text})
 
 
-def _decode(name: str, file: io.FileIO, max_bytes: int | None) -> StoredLayer:
+def _decode(name: str, file: io.BufferedReader, max_bytes: int | None) -> StoredLayer:
     size = os.fstat(file.fileno()).st_size
     if max_bytes is not None and size > max_bytes:
         raise LayerError(f"the file has {size} bytes, the limit is {max_bytes} (ATTENTION_MAX_LAYER_BYTES)")
