@@ -24,8 +24,6 @@ from service.attention.preemption import preemption_point
 
 # Scores of one step: a step takes less than a millisecond and its temporaries stay in the cache.
 STEP_CELLS = 2**18
-# Rows of a table that are read together.
-BLOCK_ROWS = 128
 _BLOCKED = {dtype: torch.tensor(-torch.inf, dtype=dtype) for dtype in (torch.float32, torch.float64)}
 
 
@@ -165,26 +163,24 @@ def lowered_on(
     if mask is None:
         return None
     table = mask.lowered(sequence, torch.promote_types(like.dtype, torch.float32), extra_keys)
-    if not _has_nonzero(table):
+    # For most masks the first row already decides.
+    if not table[:, 0].any() and not any(block.any() for block in _in_steps(table)):
         return None
     if like.device.type == "cpu":
         return table
     # CUDA kernels take a bias only in the query's dtype. The cast must not turn a finite bias into -inf.
     info = torch.finfo(like.dtype)
-    for block in table.split(BLOCK_ROWS, dim=1):
+    for block in _in_steps(table):
         torch.where(block == -torch.inf, block, block.clamp(info.min, info.max), out=block)
     return table.to(like.device, like.dtype)
 
 
-def _has_nonzero(table_NLS: torch.Tensor) -> bool:
-    """Return whether any value is not zero; for most masks the first row already decides."""
-    if bool(table_NLS[:, 0].any()):
-        return True
-    for block in table_NLS.split(BLOCK_ROWS, dim=1):
-        if bool(block.any()):
-            return True
+def _in_steps(values: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield some rows of [N, L, S] at a time; a batch may be preempted behind each of these steps."""
+    heads, _, keys = values.shape
+    for rows in values.split(max(1, STEP_CELLS // (heads * keys)), dim=1):
+        yield rows
         preemption_point()
-    return False
 
 
 def _add(part: torch.Tensor, biases: Sequence[torch.Tensor], *, is_clamped: bool) -> None:
@@ -204,13 +200,8 @@ def _largest(bias_values: torch.Tensor) -> float:
     """Return an upper bound of the magnitude of the finite biases [N|1, L|1, S|1]."""
     if bias_values.dtype == torch.float16:
         return torch.finfo(torch.float16).max
-    heads, _, keys = bias_values.shape
-    largest = 0.0
-    for block in bias_values.split(max(1, STEP_CELLS // (heads * keys)), dim=1):
-        low, high = block.nan_to_num(neginf=0.0).aminmax()
-        largest = max(largest, -float(low), float(high))
-        preemption_point()
-    return largest
+    extremes = [block.nan_to_num(neginf=0.0).aminmax() for block in _in_steps(bias_values)]
+    return max(max(-float(low), float(high)) for low, high in extremes)
 
 
 def _of_sequence(values: torch.Tensor, sequence: int) -> torch.Tensor:
