@@ -170,12 +170,8 @@ class Engine:
         it resumes that one. The future fails with CostLimit if memory runs out and with EngineDown if the device has failed.
         Raises EngineDown if the engine is closed.
         """
-        if is_inline and self._can_run_inline(batch) and self._lock.acquire(blocking=False):
-            answers = self._run_inline(batch)
-            if answers is not None:
-                done: Future[Step] = Future()
-                done.set_result(answers)
-                return done
+        if is_inline and (done := self._run_inline(batch)) is not None:
+            return done
         step_s = math.inf if self._preempted.is_set() else self.options.step_s
         steps: Steps[Answers] = Steps(self._lock, step_s, self._preempted, self._submit_waiting_step)
         self._steps.add(steps)
@@ -221,29 +217,29 @@ class Engine:
             if self._load_steps:  # else it ran while a batch was preempted
                 self._load_steps.popleft()()
 
-    def _run_inline(self, batch: Sequence[LayerCall]) -> Answers | None:
-        """Compute the batch on the caller's thread. Return None if it fails; the compute thread repeats it and reports the error.
+    def _run_inline(self, batch: Sequence[LayerCall]) -> Future[Step] | None:
+        """Compute the batch on the caller's thread; return None where the compute thread has to, also if it fails here.
+
+        Not on a GPU, which computes beside the caller's thread. Not with several torch threads: torch would start as many again
+        for the caller's. Not before the layer has a variant in the batch's dtype: building and checking one takes long.
 
         An error raised on this thread holds the frames of its callers, these hold the jobs, and a job holds its error. Such a
         cycle keeps the tensors until a garbage collection, just when memory is short. A BaseException would end the event loop.
         """
+        num_threads = max(self.options.num_threads, torch.get_num_threads())
+        if self._is_closed or self.options.device.type != "cpu" or num_threads > 1:
+            return None
+        dtype = self._dtype(batch[0].loaded, is_float64=batch[0].is_float64)
+        if dtype not in batch[0].loaded.variants or not self._lock.acquire(blocking=False):
+            return None
+        done: Future[Step] = Future()
         try:
-            return self._run(batch)
+            done.set_result(self._run(batch))
         except BaseException:  # noqa: BLE001 (see above)
             return None
         finally:
             self._lock.release()
-
-    def _can_run_inline(self, batch: Sequence[LayerCall]) -> bool:
-        """Return whether the caller's thread may compute the batch.
-
-        Not on a GPU, which computes beside the caller's thread. Not with several torch threads: torch would start as many again
-        for the caller's. Not before the layer has a variant in the batch's dtype: building and checking one takes long.
-        """
-        num_threads = max(self.options.num_threads, torch.get_num_threads())
-        if self._is_closed or self.options.device.type != "cpu" or num_threads > 1:
-            return False
-        return self._dtype(batch[0].loaded, is_float64=batch[0].is_float64) in batch[0].loaded.variants
+        return done
 
     def _enter_thread(self) -> None:
         self._threads.append(threading.current_thread())
@@ -326,13 +322,9 @@ class Engine:
         layer = loaded.unchecked[dtype] if is_unchecked else loaded.variants[dtype]
         try:
             calls: list[Any] = [one.call for one in batch]  # the wire makes calls of the layer's own kind
-            answers = layer.forward_apart(calls) if is_unchecked else layer.forward(calls)
+            return layer.forward_apart(calls) if is_unchecked else layer.forward(calls)
         finally:
             self._count_filler(layer)
-        rows = [answer.output.shape[:2] for answer in answers]
-        if rows != [one.call.query.shape[:2] for one in batch]:
-            raise RuntimeError("the layer's answers do not match the calls. This is a bug.")
-        return answers
 
     def _count_filler(self, layer: Variant) -> None:
         """Add the layer's count to the engine's and reset it; a difference would count batches between two steps twice."""
