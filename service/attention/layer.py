@@ -215,7 +215,7 @@ class Layer:
         if self._has_plain_heads:
             return kernels.ready(views, mask)
         q, k, v = kernels.copied(views)
-        if self._appended is not None:
+        if self.spec.extra_keys:
             k, v = (torch.cat(parts, dim=1) for parts in zip((k, v), self._appended, strict=True))
         if self.spec.num_kv_heads != self.spec.num_heads:
             shared = self.spec.num_heads // self.spec.num_kv_heads
@@ -246,16 +246,14 @@ def _head_views(x_RD: torch.Tensor, num_heads: int, rows: Sequence[int]) -> list
     return list(x_NRH.split_with_sizes([*rows, len(x_RD) - sum(rows)], dim=1)[: len(rows)])
 
 
-def _extra_columns(spec: LayerSpec, tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor] | None:
+def _extra_columns(spec: LayerSpec, tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
     """Return the keys [G, E, H] and values [G, E, V] that the layer appends: `bias_k`/`bias_v` first, then zeros."""
-    if not spec.extra_keys:
-        return None
     columns = []
-    for name, width in (("k", spec.head_width), ("v", spec.value_head_width)):
-        parts = [tensors[f"bias_{name}"].view(spec.num_kv_heads, 1, width)] if spec.has_bias_kv else []
-        if spec.add_zero_attn:
-            parts.append(tensors["query.weight"].new_zeros(spec.num_kv_heads, 1, width))
-        columns.append(torch.cat(parts, dim=1))
+    for name, width in (("bias_k", spec.head_width), ("bias_v", spec.value_head_width)):
+        column = tensors["query.weight"].new_zeros(spec.num_kv_heads, spec.extra_keys, width)
+        if spec.has_bias_kv:
+            column[:, 0] = tensors[name].view(-1, width)
+        columns.append(column)
     return columns
 
 
