@@ -1,7 +1,5 @@
 """Engine: loads layers and runs batches of calls on a compute thread; callers get concurrent futures.
 
-Lives here: the engine, a layer that it has loaded (`LoadedLayer`), and what the bits of an answer depend on (`Fingerprint`).
-
 Invariants: One thread computes at a time: the engine's own, or the caller's for an inline batch while the engine is idle. A
 long batch is preempted after each step (`preemption.py`); until it resumes, the engine's second thread computes other batches.
 Results depend neither on other calls of the batch (P1) nor on whether weights are requested (P2). A layer serves only after a
@@ -52,8 +50,6 @@ Step = Answers | Steps[Answers]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """Where and how to compute."""
-
     device: torch.device
     dtype: torch.dtype
     num_threads: int = 1
@@ -115,8 +111,6 @@ class LoadedLayer:
 
 
 class LayerCall(NamedTuple):
-    """A call and the loaded layer that computes it."""
-
     loaded: LoadedLayer
     call: Call | AttentionCall
 
@@ -127,8 +121,6 @@ class LayerCall(NamedTuple):
 
 
 class Engine:
-    """Loads layers, then runs batches of calls to one layer; `load` and `run` return futures."""
-
     def __init__(self, options: EngineOptions) -> None:
         self.options = options
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="compute", initializer=self._enter_thread)

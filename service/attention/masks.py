@@ -28,8 +28,6 @@ _BLOCKED = {dtype: torch.tensor(-torch.inf, dtype=dtype) for dtype in (torch.flo
 
 
 class Sizes(NamedTuple):
-    """B sequences, N heads, L query rows, S key rows."""
-
     sequences: int
     heads: int
     queries: int
