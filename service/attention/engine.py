@@ -104,11 +104,6 @@ class LoadedLayer:
         """Whether calls in its first dtype cannot share a forward pass (by the self-check, or in a GPU's exact mode)."""
         return next(iter(self.variants.values())).is_sequential
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes that its variants' matrices take on the device; any thread may read it."""
-        return sum(layer.num_bytes for layer in list(self.variants.values()))
-
 
 class LayerCall(NamedTuple):
     loaded: LoadedLayer
@@ -187,7 +182,7 @@ class Engine:
         """Bytes that torch holds on the device; on a CPU those of the layers' matrices (torch keeps no account there)."""
         if self.options.device.type != "cpu":
             return torch.cuda.memory_reserved(self.options.device)
-        return sum(loaded.num_bytes for loaded in list(self._loaded))
+        return sum(layer.num_bytes for loaded in list(self._loaded) for layer in list(loaded.variants.values()))
 
     def release(self) -> Future[None]:
         """Return memory that no layer needs any more to the device or, on a CPU, to the system."""

@@ -48,7 +48,6 @@ class Layer:
     ) -> None:
         self.spec = spec
         self.dtype = dtype
-        self.device = device
         self.is_sequential = False
         self.filler_rows = 0
         moved = {name: tensor.to(device, dtype) for name, tensor in tensors.items()}
@@ -104,7 +103,7 @@ class Layer:
         answers: dict[int, Answer] = {}
         # Rows of each call's larger product: query rows or key rows.
         rows = [call.query.shape[0] * max(call.query.shape[1], call.source.shape[1]) for call in calls]
-        passes = [order] if self.device.type != "cpu" else _passes(order, rows)
+        passes = [order] if self._like.device.type != "cpu" else _passes(order, rows)
         for indices in passes:
             preemption_point()
             found = self._run_pass([calls[i] for i in indices], [sort_keys[i] for i in indices])

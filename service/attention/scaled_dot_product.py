@@ -29,7 +29,6 @@ class ScaledDotProduct:
 
     def __init__(self, *, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype = dtype
-        self.device = device
         self.is_sequential = False  # written by the engine; a sequence never shares a product here
         self._like = torch.empty(0, dtype=dtype, device=device)
 
