@@ -169,18 +169,12 @@ def selected(source: Scores, wanted: WeightsWanted) -> Weights:
         first = 0
         for part in parts:
             heads = slice(first, first + len(part))
-            for whole, found in zip(answer, _in_form(part[:, rows], wanted), strict=True):
-                whole[heads, places] = found.to("cpu", whole.dtype)
+            w_NRS = part[:, rows]
+            found = (w_NRS,) if wanted.k is None else top_k.largest(w_NRS, wanted.k)
+            for whole, new in zip(answer, found, strict=True):
+                whole[heads, places] = new.to("cpu", whole.dtype)
             first = heads.stop
     return TopK(*answer) if wanted.form == "top_k" else answer[0]
-
-
-def _in_form(w_NRS: torch.Tensor, wanted: WeightsWanted) -> tuple[torch.Tensor, ...]:
-    """Return the weights themselves, or for the form "top_k" values and indices [N, R, k] and the rest [N, R]."""
-    if wanted.k is None:
-        return (w_NRS,)
-    lead = w_NRS.shape[:2]
-    return tuple(found.unflatten(0, lead) for found in top_k.largest(w_NRS.flatten(0, 1), wanted.k))
 
 
 def blocks(num_rows: int) -> Iterator[slice]:
