@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -236,20 +236,19 @@ def _masked_rows_of(mask: CombinedMask, sequence: int) -> Iterator[torch.Tensor]
     """Yield the masked rows of one sequence; each mask is read in the shape that it has."""
     queries, keys = mask.sizes.queries, mask.sizes.keys
     every, run = mask.tables(sequence), mask.run(sequence)
-    row_allowed = _all_of(_allowed(values) for values in every if values.shape[-1] == 1)
-    columns = _all_of(_allowed(values) for values in every if values.shape[-1] > 1 and values.shape[-2] == 1)
+    by_row = [_allowed(values) for values in every if values.shape[-1] == 1]
+    by_key = [_allowed(values) for values in every if values.shape[-1] > 1 and values.shape[-2] == 1]
     tables = [values for values in every if values.shape[-1] > 1 and values.shape[-2] > 1]
     # How many of the first j keys all rows allow, j = 0 … S: int32 [N|1, S + 1].
     counts = torch.arange(keys + 1, dtype=torch.int32).unsqueeze(0)
-    if columns is not None:
-        counts = F.pad(columns[:, 0].cumsum(-1, dtype=torch.int32), (1, 0))
-        tables = [*tables, columns] if tables else []
+    if by_key:
+        counts = F.pad(functools.reduce(operator.and_, by_key)[:, 0].cumsum(-1, dtype=torch.int32), (1, 0))
     step = max(1, STEP_CELLS // (mask.table_shape[0] * (keys if tables else 1)))
     for start in range(0, queries, step):
         rows = slice(start, min(start + step, queries))
         if tables:
             in_run = [] if run is None else [_in_run(run, rows, keys)]
-            parts = [*(_allowed(_of_rows(table, rows)) for table in tables), *in_run]
+            parts = [*(_allowed(_of_rows(table, rows)) for table in tables), *by_key, *in_run]
             # As bytes, because `any` of booleans over an axis takes ten times as long.
             has_key = functools.reduce(operator.and_, parts).view(torch.uint8).amax(-1).bool()
         elif run is None:
@@ -257,11 +256,6 @@ def _masked_rows_of(mask: CombinedMask, sequence: int) -> Iterator[torch.Tensor]
         else:
             low, high = (_of_rows(bound, rows)[0, :, 0] for bound in run)
             has_key = counts[:, high] > counts[:, low]
-        if row_allowed is not None:
-            has_key = has_key & _of_rows(row_allowed, rows)[..., 0]
+        for allowed in by_row:
+            has_key = has_key & _of_rows(allowed, rows)[..., 0]
         yield (~has_key).any(0).expand(rows.stop - rows.start)
-
-
-def _all_of(values: Iterable[torch.Tensor]) -> torch.Tensor | None:
-    found = list(values)
-    return functools.reduce(operator.and_, found) if found else None
