@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 
 from service.attention import kernels, projection
-from service.attention.attention_weights import attend_with_weights, joined, stacked
+from service.attention.attention_weights import attend_with_weights, joined
 from service.attention.call import Answer, Call, Weights
 from service.attention.kernels import Heads
 from service.attention.masks import lowered_on
@@ -207,7 +207,7 @@ class Layer:
                 output.copy_(context)
                 found.append(weights)
             preemption_point()
-        return stacked(found) if found else None
+        return joined(found) if found else None
 
     def _kernel_heads(self, views: Heads, mask: torch.Tensor | None) -> Heads:
         """Return one sequence as kernels take it: with the extra keys appended, and shared key and value heads repeated."""
