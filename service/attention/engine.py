@@ -309,9 +309,13 @@ class Engine:
         layer = loaded.unchecked[dtype] if is_unchecked else loaded.variants[dtype]
         try:
             calls: list[Any] = [one.call for one in batch]  # the wire makes calls of the layer's own kind
-            return layer.forward_apart(calls) if is_unchecked else layer.forward(calls)
+            answers = layer.forward_apart(calls) if is_unchecked else layer.forward(calls)
         finally:
             self._count_filler(layer)
+        rows = [answer.output.shape[:2] for answer in answers]
+        if rows != [one.call.query.shape[:2] for one in batch]:
+            raise RuntimeError("the layer's answers do not match the calls. This is a bug.")
+        return answers
 
     def _count_filler(self, layer: Variant) -> None:
         """Add the layer's count to the engine's and reset it; a difference would count batches between two steps twice."""
