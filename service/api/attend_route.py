@@ -28,7 +28,7 @@ from service.wire.inference_codec import (
     split_inference,
     write_inference,
 )
-from service.wire.safetensors_codec import RequestTemplates, parse_safetensors, write_safetensors
+from service.wire.safetensors_codec import RequestTemplates, has_long_header, parse_safetensors, write_safetensors
 
 ROUTE = "/v1/layers/{layer}/attend"
 ATTENTION_ROUTE = "/v1/attention"
@@ -63,7 +63,9 @@ class AttendRoute:
             async def decode() -> CheckedRequest:
                 if sent == SAFETENSORS:
                     body = joined(parts)
-                    return (await context.checked(lambda: self._read_safetensors(body, model))).holding(len(body))
+                    is_long = has_long_header(body)
+                    checked = await context.checked(lambda: self._read_safetensors(body, model), is_long=is_long)
+                    return checked.holding(len(body))
                 # Bind no name to the text of a parsed body: a name would keep all of it in memory, beside the document.
                 document = await context.parsed(joined(parts))
                 return await context.checked(lambda: _checked(document, model, limits.request))

@@ -252,10 +252,10 @@ class RequestContext:
         self._body_bytes = Reservation(self._requests.intake, self._key)
         exchange.add_done_callback(lambda _: asyncio.ensure_future(kept.aclose()))
 
-    async def checked(self, check: Callable[[], CheckedRequest]) -> CheckedRequest:
-        """Return the request that `check` returns; long checks run in a thread."""
-        is_large = self.record.bytes_in >= self.limits.off_loop_bytes
-        request = await self._requests.run_off_loop(check) if is_large else check()
+    async def checked(self, check: Callable[[], CheckedRequest], *, is_long: bool = False) -> CheckedRequest:
+        """Return the request that `check` returns; checks of large bodies run in a thread, and others that are long."""
+        is_long = is_long or self.record.bytes_in >= self.limits.off_loop_bytes
+        request = await self._requests.run_off_loop(check) if is_long else check()
         if request.is_counted:
             return request
         work = self._requests.run_off_loop(request.counted)
