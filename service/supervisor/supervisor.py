@@ -50,6 +50,7 @@ ECHO_S = 0.2
 # A worker that is stopped before it has installed its handlers dies of SIGTERM. It has read no request.
 _ORDERLY_ENDS = (0, -signal.SIGTERM)
 _STOPS = (signal.SIGTERM, signal.SIGINT)
+_SIGNAL_NAMES = {signum.value: signum.name for signum in signal.Signals}
 
 FIRST_DELAY_S = 0.1
 LONGEST_DELAY_S = 5.0
@@ -205,7 +206,7 @@ class Supervisor:
         self._hear(slot, is_dead=True)
         slot.pid = slot.checks_since_message = None
         self._clean_up(slot.index)
-        how = {"signal": _signal_name(-code)} if code < 0 else {"exit_code": code}
+        how = {"signal": _SIGNAL_NAMES.get(-code, f"signal {-code}")} if code < 0 else {"exit_code": code}
         lived_s = round(self._system.now() - slot.started, 3)
         if self._exit_code is not None:
             level = "info" if code in _ORDERLY_ENDS else "error"
@@ -247,13 +248,6 @@ class Supervisor:
             slot.start_at = math.inf
             if slot.pid is not None:
                 self._system.kill(slot.pid, signum)
-
-
-def _signal_name(signum: int) -> str:
-    try:
-        return signal.Signals(signum).name
-    except ValueError:
-        return f"signal {signum}"
 
 
 def exec_supervisor(plan: Plan, environment: Mapping[str, str]) -> NoReturn:
