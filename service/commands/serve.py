@@ -64,8 +64,7 @@ def serve(
         host=settings.host,
         port=settings.port,
         workers=settings.workers,
-        drain_delay_s=settings.drain_delay_s,
-        shutdown_grace_s=settings.shutdown_grace_s,
+        drain_s=settings.drain_delay_s + settings.shutdown_grace_s,
         watchdog_timeout_s=settings.stuck_s,
         run_dir=None if settings.run_dir is None else str(settings.run_dir),
     )

@@ -67,15 +67,14 @@ class Plan:
 
     `supervise` adds the options `--port` and `--run-dir` to `command`, and each start `--slot` (counts from 0 and outlives the
     process in it), `--peers` (how many other processes send messages) and `--channel` (the number of an open descriptor).
-    `watchdog_timeout_s` is how long a process may send no message.
+    `drain_s` is how long a process may drain (the delay and the grace), `watchdog_timeout_s` how long it may send no message.
     """
 
     command: Sequence[str]
     host: str
     port: int
     workers: int
-    drain_delay_s: float
-    shutdown_grace_s: float
+    drain_s: float
     watchdog_timeout_s: float
     run_dir: str | None = None
 
@@ -240,7 +239,7 @@ class Supervisor:
     def _end_all(self, exit_code: int) -> None:
         self._exit_code = exit_code
         self._signal_all(signal.SIGTERM)
-        self._deadline = self._system.now() + self._plan.drain_delay_s + self._plan.shutdown_grace_s + FORCE_S
+        self._deadline = self._system.now() + self._plan.drain_s + FORCE_S
 
     def _signal_all(self, signum: signal.Signals) -> None:
         self._check_at = self._deadline = math.inf
