@@ -96,7 +96,7 @@ def main() -> None:
         sys.stderr.write(f"attention-service: {getattr(error, 'message', 'the memory does not suffice')}\n")
         raise SystemExit(1) from None
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
         # Python writes the rest of stdout at its end, which would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

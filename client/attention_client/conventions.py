@@ -173,7 +173,7 @@ def flax(
     if key_value_seq_lengths is not None:
         found.append(masks.lengths(key_value_seq_lengths))
     if local_window_size is not None:
-        left, right = local_window_size if isinstance(local_window_size, Sequence) else (local_window_size,) * 2
+        left, right = np.broadcast_to(local_window_size, 2).tolist()
         found.append(masks.window(left, right, align="top_left"))
     return _arguments(query, key, value, layout, found, scale=scale)
 

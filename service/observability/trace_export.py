@@ -27,9 +27,9 @@ class TraceExport:
     def __init__(self) -> None:
         logging.getLogger("opentelemetry.util.re").addFilter(_without_text)
         self._exporter = OTLPSpanExporter()
-        # What the environment says of this service goes before its own name and version.
-        own = Resource.create({"service.name": NAME, "service.version": __version__})
-        resource = own.merge(OTELResourceDetector().detect())
+        # What the environment says of this service, unless it is empty, goes before its own name and version.
+        given = {name: value for name, value in OTELResourceDetector().detect().attributes.items() if value}
+        resource = Resource.create({"service.name": NAME, "service.version": __version__, **given})
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
         self.tracer = self._provider.get_tracer(NAME, __version__)

@@ -106,6 +106,15 @@ def test_a_stdout_that_cannot_be_written_is_one_sentence(tmp_path, command):
     assert len(found.stderr.splitlines()) == 1 + (command == "keys new"), "that command prints its secret to stderr"
 
 
+def test_a_file_that_may_not_grow_is_one_sentence_too(tmp_path):
+    command = f"ulimit -f 0; exec {sys.executable} -m service --version > out"
+    where = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    found = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, check=False, cwd=tmp_path, env=where
+    )
+    assert (found.returncode, found.stderr) == (1, "attention-service: a write failed: File too large\n")
+
+
 def test_the_line_of_a_key_is_utf_8_whatever_the_locale():
     words = [sys.executable, "-m", "service", "keys", "new", "--name", "Zoë"]
     found = subprocess.run(words, stdout=subprocess.PIPE, check=True, env={**os.environ, "PYTHONIOENCODING": "ascii"})

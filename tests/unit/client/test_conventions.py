@@ -182,6 +182,8 @@ def test_flax_and_jax_take_lengths_and_a_window():
     }
     of_one_number = said(conventions.flax(*three(2, 3, 4, 8), local_window_size=np.int64(2)))
     assert of_one_number["masks"] == said(found)["masks"][-1:]
+    of_two = said(conventions.flax(*three(2, 3, 4, 8), local_window_size=np.array([2, 0])))
+    assert of_two["masks"] == [("window", {"left": 2, "right": 0, "align": "top_left"}, None)]
     assert said(conventions.flax(*three(3, 4, 8), mask=flags(4, 3, 3)))["layout"] == "lhd"
 
 
