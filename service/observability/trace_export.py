@@ -11,7 +11,7 @@ import logging
 import threading
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
@@ -27,9 +27,9 @@ class TraceExport:
     def __init__(self) -> None:
         logging.getLogger("opentelemetry.util.re").addFilter(_without_text)
         self._exporter = OTLPSpanExporter()
-        # What the environment says of this service goes before its own name and version.
-        own = Resource.create({"service.name": NAME, "service.version": __version__})
-        resource = own.merge(OTELResourceDetector().detect())
+        found = Resource.create().attributes  # what the environment says of this service, which it may give no name
+        name = NAME if str(found["service.name"]).startswith("unknown_service") else found["service.name"]
+        resource = Resource({"service.version": __version__, **found, "service.name": name})
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
         self.tracer = self._provider.get_tracer(NAME, __version__)
