@@ -276,18 +276,21 @@ def on_loop(test: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., None
 
 def on_loop_with(
     made: Callable[[], AbstractAsyncContextManager[Any]],
+    start: Callable[[Callable[[], Coroutine[Any, Any, None]]], object] = run,
 ) -> Callable[[Callable[..., Coroutine[Any, Any, Any]]], Callable[..., None]]:
     """Make a test of a coroutine function, whose first parameter is what each call of `made` gives; pytest gives the others."""
 
     def decorate(test: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., None]:
-        async def inside(*arguments: Any, **named: Any) -> None:
-            async with made() as first:
-                await test(first, *arguments, **named)
+        @functools.wraps(test)
+        def sync_test(*arguments: Any, **named: Any) -> None:
+            async def main() -> None:
+                async with made() as first:
+                    await test(first, *arguments, **named)
 
-        sync_test = functools.update_wrapper(on_loop(inside), test)
+            start(main)
+
         signature = inspect.signature(test)
-        seen_by_pytest = signature.replace(parameters=[*signature.parameters.values()][1:])
-        sync_test.__dict__["__signature__"] = seen_by_pytest
+        sync_test.__dict__["__signature__"] = signature.replace(parameters=[*signature.parameters.values()][1:])
         return sync_test
 
     return decorate
