@@ -15,7 +15,7 @@ from service.api.auth.access import Access, CrossOrigin
 from service.api.model_routes import make_models_router
 from service.api.openapi.pages import RootForBrowsers, make_docs_router
 from service.api.outer_middleware import OuterMiddleware, raise_again
-from service.api.routes import make_router
+from service.api.routes import make_admin_router, make_layers_router, make_operations_router
 from service.http.asgi import Application
 from service.limits import hosts, rate_limiter
 from service.observability.tracing import RequestSpans
@@ -74,6 +74,6 @@ def _application(service: Service) -> FastAPI:
         # `observability/tracing.py` makes the spans. FastAPI sees neither the hot routes nor what is refused before the routing.
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
-    app.include_router(make_router(service))
-    app.include_router(make_models_router(service))
+    for make_router in (make_operations_router, make_layers_router, make_admin_router, make_models_router):
+        app.include_router(make_router(service))
     return app

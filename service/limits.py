@@ -9,7 +9,6 @@ import math
 import time
 
 from service.api.auth.access import Hosts, Limiter
-from service.api.request_body import BodyLimits
 from service.api.request_context import RequestContextLimits
 from service.batching.admission import QueueLimits
 from service.batching.policy import BatchLimits
@@ -73,7 +72,8 @@ def hosts(settings: Settings) -> Hosts | None:
 
 def context_limits(settings: Settings) -> RequestContextLimits:
     return RequestContextLimits(
-        body=BodyLimits(settings.max_body_bytes, settings.body_timeout_s),
+        max_body_bytes=settings.max_body_bytes,
+        body_timeout_s=settings.body_timeout_s,
         request=RequestLimits(
             max_sequences=settings.max_sequences,
             max_tokens=settings.max_request_tokens,

@@ -28,7 +28,7 @@ from service.wire.inference_codec import (
     split_inference,
     write_inference,
 )
-from service.wire.safetensors_codec import RequestTemplates, parse_safetensors, write_safetensors
+from service.wire.safetensors_codec import RequestTemplates, has_long_header, parse_safetensors, write_safetensors
 
 ROUTE = "/v1/layers/{layer}/attend"
 ATTENTION_ROUTE = "/v1/attention"
@@ -55,21 +55,23 @@ class AttendRoute:
         self._templates = RequestTemplates(limits.request, limits.max_json_depth, limits.max_text_numbers)
 
     async def __call__(self, scope: Scope, _: Receive, send: Send) -> None:
-        with RequestContext(self._layer_requests, scope) as context:
-            limits, model = context.limits, context.model(_find, scope["path_params"])
+        with RequestContext(self._layer_requests, scope, _find) as context:
+            limits, model = context.limits, context.layer
             sent, wanted, coding = context.fields.make(_negotiated, limits.take_offers)
-            parts = await context.read(BODY_CODINGS, model, is_binary=sent == SAFETENSORS)
+            parts = await context.read(BODY_CODINGS, is_binary=sent == SAFETENSORS)
 
             async def decode() -> CheckedRequest:
                 if sent == SAFETENSORS:
                     body = joined(parts)
-                    return (await context.checked(lambda: self._read_safetensors(body, model))).holding(len(body))
+                    is_long = has_long_header(body)
+                    checked = await context.checked(lambda: self._read_safetensors(body, model), is_long=is_long)
+                    return checked.holding(len(body))
                 # Bind no name to the text of a parsed body: a name would keep all of it in memory, beside the document.
                 document = await context.parsed(joined(parts))
                 return await context.checked(lambda: _checked(document, model, limits.request))
 
             request = await context.decoded(decode)
-            tensors, facts = await context.ask(model, request)
+            tensors, facts = await context.ask(request)
             is_json = wanted == JSON
             pieces = write_json(tensors, facts, request.form) if is_json else write_safetensors(tensors, facts)
             del request  # its tensors would stay until the answer is sent
@@ -105,11 +107,11 @@ class InferRoute:
         self._layer_requests = layer_requests
 
     async def __call__(self, scope: Scope, _: Receive, send: Send) -> None:
-        with RequestContext(self._layer_requests, scope) as context:
-            limits, model = context.limits, context.model(find_model, scope["path_params"])
+        with RequestContext(self._layer_requests, scope, find_model) as context:
+            limits, model = context.limits, context.layer
             kind = InferAttentionRequest if isinstance(model, ServedAttention) else InferRequest
             json_length, coding = context.fields.make(_inference_fields, limits.take_offers)
-            parts = await context.read(INFER_CODINGS, model, is_binary=json_length is not None)
+            parts = await context.read(INFER_CODINGS, is_binary=json_length is not None)
 
             async def decode() -> tuple[WantedAnswer, CheckedRequest]:
                 text, rest = split_inference(joined(parts), json_length)
@@ -121,7 +123,7 @@ class InferRoute:
 
             wanted, request = await context.decoded(decode)
             context.shorten(wanted.timeout_s)
-            tensors, facts = await context.ask(model, request)
+            tensors, facts = await context.ask(request)
             del request  # its tensors would stay until the answer is sent
             pieces, blobs = write_inference(tensors, facts, wanted)
             if not blobs:

@@ -191,8 +191,10 @@ class OuterMiddleware:
         try:
             if (refusal := scope.get(REFUSED)) is not None:  # its path is a guess, so it has no route
                 raise refusal  # noqa: TRY301 (answered, counted and logged like any other)
+            # For the routes HEAD is GET, in a copy, because the server still needs the method HEAD.
+            routed = {**scope, "method": "GET"} if method == "HEAD" else scope
             hot = self._hot_route(scope["path"]) if method == "POST" else None
-            template = self._template(scope) if hot is None else hot[0].path
+            template = self._template(routed) if hot is None else hot[0].path
             # Set before access is decided: a refused request has the route that it would have if it were answered.
             record.route = template or record.route
             self._access.admit(scope)
@@ -207,7 +209,7 @@ class OuterMiddleware:
                 allow = self._allowed(scope)
                 raise MethodNotAllowed(f"this path allows {allow}", allow=allow)  # noqa: TRY301 (as above)
             else:
-                await self._inner(_as_get(scope), receive, send)
+                await self._inner(routed, receive, send)
         except ClientGone:
             raise
         except Exception as error:  # noqa: BLE001 (no foreign exception may leave the application)
@@ -215,7 +217,6 @@ class OuterMiddleware:
 
     def _template(self, scope: Scope) -> str | None:
         """Return the path template of the request's route; None if no route takes its path and method."""
-        scope = _as_get(scope)
         found = (route.path.rstrip("/") or "/" for route in self._routes if route.matches(scope)[0] is Match.FULL)
         return next(found, None)
 
@@ -255,11 +256,6 @@ def _hot_route(hot: Sequence[Route], path: str) -> tuple[Route, Scope] | None:
         if match is Match.FULL:
             return route, child
     return None
-
-
-def _as_get(scope: Scope) -> Scope:
-    """Return the scope as the routes see it: HEAD is GET, in a copy, because the server still needs the method HEAD."""
-    return {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
 
 
 def _flat(routes: Iterable[BaseRoute]) -> Iterator[Route]:

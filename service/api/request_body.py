@@ -8,7 +8,6 @@ A disconnect is reported once, on the event loop.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import functools
 import zlib
 from collections.abc import Awaitable, Callable, Iterator
@@ -46,15 +45,7 @@ ZSTD_HEADER_BYTES = 18
 RunOffLoop = Callable[[Callable[[], list[bytes]]], Awaitable[list[bytes]]]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class BodyLimits:
-    """`max_bytes` limits the body both as sent and decompressed; the whole body must arrive within `timeout_s`."""
-
-    max_bytes: int
-    timeout_s: float
-
-
-async def read_body(cycle: Cycle, limits: BodyLimits, reserve: Callable[[int], object]) -> list[Part]:
+async def read_body(cycle: Cycle, max_bytes: int, timeout_s: float, reserve: Callable[[int], object]) -> list[Part]:
     """Return the whole body in parts, as sent.
 
     `reserve` is called with each number of bytes as they arrive, and raises QueueFull. Raises BodyTooLarge, ClientTimeout or
@@ -65,21 +56,28 @@ async def read_body(cycle: Cycle, limits: BodyLimits, reserve: Callable[[int], o
     def count(num_bytes: int) -> None:
         nonlocal num_arrived
         num_arrived += num_bytes
-        if num_arrived > limits.max_bytes:
-            raise _too_large(BodyTooLarge, f"the body has more than {limits.max_bytes:,} bytes")
+        if num_arrived > max_bytes:
+            raise _too_large(BodyTooLarge, f"the body has more than {max_bytes:,} bytes")
         reserve(num_bytes)
 
     if (parts := cycle.take_body()) is not None:
         count(sum(map(len, parts)))
         return parts
+    parts, has_more = [], True
     try:
         cycle.on_bytes(count)
-        async with asyncio.timeout(limits.timeout_s):
-            return await _receive_all(cycle)
+        async with asyncio.timeout(timeout_s):
+            while has_more:
+                message = await cycle.receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                parts.append(message.get("body", b""))
+                has_more = message.get("more_body", False)
     except TimeoutError:
-        raise ClientTimeout(f"the body did not arrive within {limits.timeout_s:g} s") from None
+        raise ClientTimeout(f"the body did not arrive within {timeout_s:g} s") from None
     finally:
         cycle.on_bytes(None)
+    return parts
 
 
 def joined(parts: list[Part]) -> bytearray:
@@ -109,19 +107,8 @@ def _too_large(error_class: type[ServiceError], found: str) -> ServiceError:
     return error_class(f"{found} (ATTENTION_MAX_BODY_BYTES); {CHEAPER}")
 
 
-async def _receive_all(cycle: Cycle) -> list[Part]:
-    parts: list[Part] = []
-    while True:
-        message = await cycle.receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        parts.append(message.get("body", b""))
-        if not message.get("more_body", False):
-            return parts
-
-
 async def decompressed(
-    parts: list[Part], coding: bytes, limits: BodyLimits, reserve: Callable[[int], object], run_off_loop: RunOffLoop
+    parts: list[Part], coding: bytes, max_bytes: int, reserve: Callable[[int], object], run_off_loop: RunOffLoop
 ) -> list[Part]:
     """Return the decompressed body in parts, and empty `parts`; `reserve` is called with each number of bytes that it adds.
 
@@ -138,10 +125,8 @@ async def decompressed(
         while more:
             num_bytes = sum(map(len, more))
             total += num_bytes
-            if total > limits.max_bytes:
-                raise _too_large(
-                    DecompressedTooLarge, f"the decompressed body has more than {limits.max_bytes:,} bytes"
-                )
+            if total > max_bytes:
+                raise _too_large(DecompressedTooLarge, f"the decompressed body has more than {max_bytes:,} bytes")
             reserve(num_bytes)
             pieces += more
             more = await run_off_loop(lambda: _next_mebibyte(read)) if num_bytes >= PIECE else []

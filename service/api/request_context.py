@@ -19,21 +19,21 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 
 from service.api.json_parser import JsonParser
 from service.api.outer_middleware import milliseconds, record_of
 from service.api.reply import Coding, Headers, Piece, send_reply
-from service.api.request_body import BodyLimits, Part, announced_body, decompressed, read_body
+from service.api.request_body import Part, announced_body, decompressed, read_body
 from service.attention.call import Answer
 from service.attention.engine import LayerCall
 from service.batching.batcher import Batcher
 from service.batching.decoding_queue import DecodingQueue
 from service.batching.job import NOTHING, Cost
 from service.batching.policy import BatchLimits, size_class
-from service.errors import CostLimit, DeadlineExceeded, Draining, InvalidInput, NotReady, QueueFull
+from service.errors import CostLimit, DeadlineExceeded, Draining, InvalidInput, QueueFull
 from service.http.asgi import CYCLE, KEY_DIGEST, ClientGone, Scope, Send
 from service.http.cycle import Cycle
 from service.http.request_parser import HeaderFields, fields_of
@@ -42,12 +42,13 @@ from service.wire.attend_request import AnswerFacts, CheckedRequest, RequestLimi
 from service.wire.json_document import parse, parse_s
 
 R = TypeVar("R")
+# Returns what a request is for, given the served layers and the parameters of its path.
+Find = Callable[[Catalog, Mapping[str, str]], Served]
 
 _SERVER_TIMING = b"decode;dur=%.3f, queue;dur=%.3f, compute;dur=%.3f, total;dur=%.3f"
 # A body that takes longer, by `parse_s`, is parsed by the helper process instead of on the event loop.
 MAX_HERE_S = 0.008
-# Assumed bytes of one number in a body: base64 takes 5, lists take 9 to 20. Each request then counts for an eighth.
-TEXT_BYTES, BINARY_BYTES = 8.0, 4.0
+# How much one request counts in what a byte of such bodies takes.
 LEARNT_SHARE = 1 / 8
 # Shorter text is decoded so fast that a wait in the decoding queue would not pay.
 QUEUED_TEXT_BYTES = 32 * 1024
@@ -57,11 +58,13 @@ QUEUED_TEXT_BYTES = 32 * 1024
 class RequestContextLimits:
     """Limits of one request and of one batch.
 
-    Bodies of `off_loop_bytes` and more are checked in a thread. `intake_bytes` and `answer_bytes` are the byte budgets. With
-    `take_offers` an answer is compressed for every client that lists a coding, else only on request (`reply.py`).
+    `max_body_bytes` holds for the body as sent and decompressed; all of it must arrive within `body_timeout_s`. Bodies of
+    `off_loop_bytes` and more are checked in a thread. `intake_bytes` and `answer_bytes` are the byte budgets. With `take_offers`
+    an answer is compressed for every client that lists a coding, else only on request (`reply.py`).
     """
 
-    body: BodyLimits
+    max_body_bytes: int
+    body_timeout_s: float
     request: RequestLimits
     max_json_depth: int
     max_text_numbers: int
@@ -73,16 +76,14 @@ class RequestContextLimits:
     take_offers: bool = False
 
 
+@dataclasses.dataclass(slots=True)
 class ByteBudget:
     """A limit for the bytes of one kind, one for each process; `words` name the kind in the error message."""
 
-    def __init__(self, max_bytes: int, words: str) -> None:
-        self.max_bytes = max_bytes
-        self.max_reservation = max_bytes // 2
-        """The most bytes that one request can ever hold: half of the budget, if no other request holds any."""
-        self.num_bytes = 0
-        self.words = words
-        self.by_caller: dict[Hashable, int] = {}
+    max_bytes: int
+    words: str
+    num_bytes: int = 0
+    by_caller: dict[Hashable, int] = dataclasses.field(default_factory=dict)
 
 
 class Reservation:
@@ -92,7 +93,7 @@ class Reservation:
 
     def __init__(self, budget: ByteBudget, caller: Hashable = None) -> None:
         self._budget = budget
-        self._caller = caller
+        self._caller = object() if caller is None else caller
         self._num_bytes = 0
 
     def grow(self, num_bytes: int) -> None:
@@ -101,7 +102,7 @@ class Reservation:
         Freed later, they would refuse the other large bodies that arrive together with this one.
         """
         budget = self._budget
-        own = num_bytes + (self._num_bytes if self._caller is None else budget.by_caller.get(self._caller, 0))
+        own = num_bytes + budget.by_caller.get(self._caller, 0)
         left = budget.max_bytes - budget.num_bytes - num_bytes
         # It leaves as much as it holds, and a fifth of the budget, unless it is small: many medium ones do not fill all memory.
         if num_bytes and left < max(own, min(budget.max_bytes // 5, 16 * own)):
@@ -114,22 +115,26 @@ class Reservation:
 
     def release(self) -> None:
         """Free all bytes; a second call changes nothing."""
-        self._add(-self._num_bytes)
+        if self._num_bytes:
+            self._add(-self._num_bytes)
 
     def _add(self, num_bytes: int) -> None:
         self._num_bytes += num_bytes
         self._budget.num_bytes += num_bytes
-        if self._caller is not None:
-            by_caller = self._budget.by_caller
-            by_caller[self._caller] = by_caller.get(self._caller, 0) + num_bytes
-            if not by_caller[self._caller]:
-                del by_caller[self._caller]
+        by_caller = self._budget.by_caller
+        held = by_caller[self._caller] = by_caller.get(self._caller, 0) + num_bytes
+        if not held:
+            del by_caller[self._caller]
 
 
 class RequestContext:
     """Made when the headers have arrived; use it in a `with` block, which frees its reserved bytes in every case."""
 
-    def __init__(self, requests: LayerRequests, scope: Scope) -> None:
+    def __init__(self, requests: LayerRequests, scope: Scope, find: Find) -> None:
+        """Take the layer that `find` returns; raise what it raises, or Draining after `LayerRequests.close`."""
+        if requests.is_closed:
+            raise Draining("the service is shutting down and accepts no new requests")
+        self.layer = find(requests.catalog(), scope["path_params"])
         self._requests = requests
         self.limits = requests.limits
         self.fields = fields_of(scope)
@@ -138,7 +143,8 @@ class RequestContext:
         self._answer_bytes = Reservation(requests.answers, self._key)
         self._task: asyncio.Task[Any] | None = None
         self._end: Callable[[], Exception] | None = None
-        self._record = record_of(scope)
+        self.record = record_of(scope)
+        self.record.layer = self.layer.name
         self._cycle: Cycle = scope[CYCLE]
         self._timeout_s = self.limits.timeout_s
         self._complete = self._answered = 0.0
@@ -146,9 +152,6 @@ class RequestContext:
         self._turn: contextlib.AsyncExitStack | None = None  # the place of a large body in the decoding queue
 
     def __enter__(self) -> Self:
-        """Raise Draining after `LayerRequests.close`."""
-        if self._requests.is_closed:
-            raise Draining("the service is shutting down and accepts no new requests")
         self._task = asyncio.current_task()
         self._requests.opened.add(self)
         return self
@@ -163,55 +166,41 @@ class RequestContext:
             self._task.uncancel()
             raise self._end() from None
 
-    def settle(self) -> None:
-        """End the request with Draining, unless the batcher has it (and ends it) or its answer is being sent."""
-        if self._record.stage in ("receiving", "decoding"):
-            self._cancel(lambda: Draining("the service shut down before the request finished"))
-
-    def _cancel(self, end: Callable[[], Exception]) -> None:
+    def cancel(self, end: Callable[[], Exception]) -> None:
         """Cancel the task that serves the request; the `with` block then raises what `end` returns."""
         if self._task is not None and self._end is None:
             self._end = end
             self._task.cancel()
-
-    def model(self, find: Callable[[Catalog, Mapping[str, str]], Served], path: Mapping[str, str]) -> Served:
-        """Return what `find` returns for the served layers and the parameters of the path."""
-        found = find(self._requests.catalog(), path)
-        self._record.layer = found.name
-        return found
 
     def shorten(self, timeout_s: float | None) -> None:
         """Use the caller's deadline if it is sooner."""
         if timeout_s is not None:
             self._timeout_s = min(self._timeout_s, timeout_s)
 
-    async def read(self, codings: tuple[bytes, ...], layer: Served, *, is_binary: bool) -> list[Part]:
-        """Return the parts of the whole body for `layer`, decompressed.
+    async def read(self, codings: tuple[bytes, ...], *, is_binary: bool) -> list[Part]:
+        """Return the parts of the whole body, decompressed; from its arrival until `send` begins, a disconnect ends the request.
 
-        The deadline starts when the body has arrived. From then until `send` begins, the request ends with ClientGone when the
-        client disconnects.
-        Under overload it refuses the body: before it reads it if the length is announced and the body is not compressed, else
-        afterwards.
+        Under overload a body is refused: before it is read if its length is announced and it is not compressed, else afterwards.
         """
         self._is_binary = is_binary
-        limits = self.limits.body
-        coding, num_announced = self.fields.make(announced_body, codings, limits.max_bytes)
+        limits, reserve = self.limits, self._body_bytes.grow
+        coding, num_announced = self.fields.make(announced_body, codings, limits.max_body_bytes)
         asked_s = self.fields.make(_asked_timeout_s)
         self.shorten(asked_s or None)
-        self._check_lane(layer, num_announced if coding is None else 0)
+        self._check_lane(num_announced if coding is None else 0)
         self._check_bodies(num_announced)
-        parts = await read_body(self._cycle, limits, self._body_bytes.grow)
+        parts = await read_body(self._cycle, limits.max_body_bytes, limits.body_timeout_s, reserve)
         self._complete = self._requests.now()
-        self._record.receive_s, self._record.stage = self._complete - self._record.started, "decoding"
-        self._cycle.on_disconnect(lambda: self._cancel(ClientGone))
+        self.record.receive_s, self.record.stage = self._complete - self.record.started, "decoding"
+        self._cycle.on_disconnect(lambda: self.cancel(ClientGone))
         if coding is not None:
-            work = decompressed(parts, coding, limits, self._body_bytes.grow, self._requests.run_off_loop)
+            work = decompressed(parts, coding, limits.max_body_bytes, reserve, self._requests.run_off_loop)
             parts = await self._within_deadline("was decompressed", work)
         if asked_s == 0:  # reported after the body's size and coding, however long the queue is
             raise InvalidInput("X-Request-Timeout-Ms must be a whole number of milliseconds, at least 1")
-        self._record.bytes_in = sum(map(len, parts))
-        self._check_bodies(self._record.bytes_in)
-        self._check_lane(layer, self._record.bytes_in)
+        self.record.bytes_in = sum(map(len, parts))
+        self._check_bodies(self.record.bytes_in)
+        self._check_lane(self.record.bytes_in)
         return parts
 
     async def _within_deadline(self, doing: str, work: Coroutine[Any, Any, R]) -> R:
@@ -233,18 +222,18 @@ class RequestContext:
 
     async def decoded(self, decode: Callable[[], Coroutine[Any, Any, R]]) -> R:
         """Return the result of `decode`, which decodes the body; a large body waits for the large ones before it."""
-        if not self._waits_its_turn(self._record.bytes_in):
+        if not self._waits_its_turn(self.record.bytes_in):
             result = await decode()
         else:
             work = self._decoded_in_turn(decode)
             result = await self._within_deadline("was decoded or waited to be decoded", work)
         self._body_bytes.release()
-        self._record.decode_s, self._record.stage = self._elapsed_s(), "queued"
+        self.record.decode_s, self.record.stage = self._elapsed_s(), "queued"
         return result
 
     async def _decoded_in_turn(self, decode: Callable[[], Coroutine[Any, Any, R]]) -> R:
         async with contextlib.AsyncExitStack() as self._turn:
-            turn = self._requests.bodies.decoding(self._record.bytes_in, is_binary=self._is_binary)
+            turn = self._requests.bodies.decoding(self.record.bytes_in, is_binary=self._is_binary)
             await self._turn.enter_async_context(turn)
             return await decode()
 
@@ -263,49 +252,51 @@ class RequestContext:
         self._body_bytes = Reservation(self._requests.intake, self._key)
         exchange.add_done_callback(lambda _: asyncio.ensure_future(kept.aclose()))
 
-    async def checked(self, check: Callable[[], CheckedRequest]) -> CheckedRequest:
-        """Return the request that `check` returns; long checks run in a thread."""
-        is_large = self._record.bytes_in >= self.limits.off_loop_bytes
-        request = await self._requests.run_off_loop(check) if is_large else check()
+    async def checked(self, check: Callable[[], CheckedRequest], *, is_long: bool = False) -> CheckedRequest:
+        """Return the request that `check` returns; checks of large bodies run in a thread, and others that are long."""
+        is_long = is_long or self.record.bytes_in >= self.limits.off_loop_bytes
+        request = await self._requests.run_off_loop(check) if is_long else check()
         if request.is_counted:
             return request
         work = self._requests.run_off_loop(request.counted)
         return await self._within_deadline("was checked or waited to be checked", work)
 
-    def _check_lane(self, layer: Served, num_bytes: int) -> None:
+    def _check_lane(self, num_bytes: int) -> None:
         """Raise what the batcher would raise for a request of about this size (0: unknown), which saves reading or decoding it.
 
         Its tokens, and the flops of bodies that wait to be decoded, are estimated from bytes, at the ratios of the last
-        requests. If they name another lane, it may be refused although its own lane takes it, or be decoded and then refused.
+        requests; without any it is not refused. If they name another lane, it may be refused although its own lane takes it, or
+        be decoded and then refused.
         """
-        batcher = self._requests.batcher
+        batcher, per_byte = self._requests.batcher, self._requests.per_byte
         batcher.check_open(self._key)
-        if num_bytes and batcher.is_congested:
-            tokens_each, flops_each = self._requests.per_byte(layer, self._is_binary)
-            lane = self._lane(layer, NOTHING._replace(tokens=int(num_bytes * tokens_each)))
+        if num_bytes and batcher.is_congested and (each := per_byte.get((self.layer.name, self._is_binary))):
+            tokens_each, flops_each = each
+            lane = self._lane(NOTHING._replace(tokens=int(num_bytes * tokens_each)))
             batcher.check_lane(lane, self._key, int(self._requests.bodies.num_bytes * flops_each))
 
-    def _lane(self, layer: Served, cost: Cost, *, is_float64: bool = False) -> Hashable:
+    def _lane(self, cost: Cost, *, is_float64: bool = False) -> Hashable:
         """Return the lane. The digest separates a layer from its replacement, because both may have requests waiting."""
-        return layer.name, layer.digest, is_float64, size_class(cost, self.limits.max_shared)
+        return self.layer.name, self.layer.digest, is_float64, size_class(cost, self.limits.max_shared)
 
-    async def ask(self, layer: Served, request: CheckedRequest) -> tuple[dict[str, torch.Tensor], AnswerFacts]:
+    async def ask(self, request: CheckedRequest) -> tuple[dict[str, torch.Tensor], AnswerFacts]:
         """Return the tensors and the other fields of the layer's answer; raise what the batcher raises.
 
         The answer's bytes are reserved until it is sent, because a client that reads slowly keeps all of it in memory.
         """
-        call, cost, record = request.call, request.cost, self._record
+        call, cost, layer, record = request.call, request.cost, self.layer, self.record
         record.tokens = cost.tokens
-        num_bytes, most = cost.weights_bytes + layer.output_bytes(call), self._requests.answers.max_reservation
+        # No reservation can ever hold more than half of the budget.
+        num_bytes, most = cost.weights_bytes + layer.output_bytes(call), self._requests.answers.max_bytes // 2
         if num_bytes > most:
             raise CostLimit(
                 f"the answer would have {num_bytes:,} bytes, expected at most {most:,} (half of ATTENTION_QUEUE_BYTES, "
                 "or twice the largest body and weights if that is more); send fewer sequences, or ask for fewer weights"
             )
         self._answer_bytes.grow(num_bytes)
-        self._requests.note_cost(layer, self._is_binary, cost, record.bytes_in)
+        self._requests.note_cost((layer.name, self._is_binary), cost, record.bytes_in)
         work, deadline = LayerCall(layer.loaded, call), self._complete + self._timeout_s
-        lane = self._lane(layer, cost, is_float64=work.is_float64)
+        lane = self._lane(cost, is_float64=work.is_float64)
         outcome = await self._requests.batcher.submit(work, lane=lane, cost=cost, deadline=deadline, caller=self._key)
         record.batch, record.queue_s, record.compute_s = outcome.batch, outcome.queue_s, outcome.compute_s
         record.masked_rows, record.stage = request.masked_rows, "sending"
@@ -318,14 +309,14 @@ class RequestContext:
         self._cycle.on_disconnect(None)
         timing = b"server-timing", _SERVER_TIMING % tuple([seconds * 1000 for seconds in self._phases_s()])
         await send_reply(send, [*headers, timing], pieces, coding)
-        self._record.encode_s = self._requests.now() - self._answered
+        self.record.encode_s = self._requests.now() - self._answered
 
     def _timing_ms(self) -> dict[str, float]:
         return dict(zip(("decode", "queue", "compute", "total"), map(milliseconds, self._phases_s()), strict=True))
 
     def _phases_s(self) -> tuple[float, float, float, float]:
         """Return the times of decoding, waiting and computing, and the time since the body was complete."""
-        record = self._record
+        record = self.record
         return record.decode_s or 0.0, record.queue_s or 0.0, record.compute_s or 0.0, self._elapsed_s()
 
     def _elapsed_s(self) -> float:
@@ -337,30 +328,22 @@ def _asked_timeout_s(fields: HeaderFields) -> float | None:
     values = fields[b"x-request-timeout-ms"]
     if not values:
         return None
-    asked = values[0].lstrip(b"0") if len(values) == 1 else b""
+    asked = values[0] if len(values) == 1 else b""
     return float(asked) / 1000 if asked.isdigit() else 0.0  # infinite if it has very many digits
 
 
-class Layers(Protocol):
-    """Knows the served layers (`worker/layer_registry.py`); None until they are loaded."""
-
-    catalog: Catalog | None
-
-
 class LayerRequests:
-    """What all requests of a process share. `not_loaded` returns why `layers` has no catalog yet."""
+    """What all requests of a process share. `catalog` returns the layers that are served now, or raises NotReady."""
 
     def __init__(
         self,
-        layers: Layers,
-        not_loaded: Callable[[], str],
+        catalog: Callable[[], Catalog],
         batcher: Batcher[LayerCall, Answer],
         bodies: DecodingQueue,
         limits: RequestContextLimits,
         now: Callable[[], float],
     ) -> None:
-        self._layers = layers
-        self._not_loaded = not_loaded
+        self.catalog = catalog
         self.batcher = batcher
         self.bodies = bodies
         self.limits = limits
@@ -371,33 +354,24 @@ class LayerRequests:
         self.answers = ByteBudget(limits.answer_bytes, "answers are being computed and sent")
         self.is_closed = False
         self.opened: set[RequestContext] = set()
-        self._per_byte: dict[tuple[str, bool], tuple[float, float]] = {}
+        self.per_byte: dict[tuple[str, bool], tuple[float, float]] = {}
+        """Tokens and flops of a byte in the last bodies, by layer and whether the bodies are binary."""
 
-    def catalog(self) -> Catalog:
-        """Return the layers that are served now; raise NotReady until all are loaded and checked."""
-        if self._layers.catalog is None:
-            raise NotReady(self._not_loaded())
-        return self._layers.catalog
-
-    def per_byte(self, layer: Served, is_binary: bool) -> tuple[float, float]:
-        """Return the tokens and flops of a byte in the last bodies for this layer, binary or text; 0 flops if there are none."""
-        each = BINARY_BYTES if is_binary else TEXT_BYTES
-        return self._per_byte.get((layer.name, is_binary), (1 / (each * layer.row_values), 0.0))
-
-    def note_cost(self, layer: Served, is_binary: bool, cost: Cost, num_bytes: int) -> None:
+    def note_cost(self, body_kind: tuple[str, bool], cost: Cost, num_bytes: int) -> None:
         """Record the cost of a request whose body had so many bytes."""
-        tokens, flops = self.per_byte(layer, is_binary)
-        tokens += LEARNT_SHARE * (cost.tokens / num_bytes - tokens)
-        self._per_byte[layer.name, is_binary] = tokens, flops + LEARNT_SHARE * (cost.flops / num_bytes - flops)
+        new = cost.tokens / num_bytes, cost.flops / num_bytes
+        old = self.per_byte.get(body_kind, new)
+        self.per_byte[body_kind] = old[0] + LEARNT_SHARE * (new[0] - old[0]), old[1] + LEARNT_SHARE * (new[1] - old[1])
 
     def close(self) -> None:
         """Open no new request; a request that is open continues to its answer."""
         self.is_closed = True
 
     def settle(self) -> None:
-        """End every request that the batcher does not have yet; its answer is Draining."""
-        for context in list(self.opened):
-            context.settle()
+        """End every request with Draining that the batcher does not have yet (later it ends the request)."""
+        for context in self.opened:
+            if context.record.stage in ("receiving", "decoding"):
+                context.cancel(lambda: Draining("the service shut down before the request finished"))
 
     async def run_off_loop(self, work: Callable[[], R]) -> R:
         """Run `work` in the one thread for checks and decompression, after earlier work, and return its result."""

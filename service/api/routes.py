@@ -133,66 +133,56 @@ def check_ready(service: ServiceView) -> None:
         raise NotReady(reason)
 
 
-def make_router(service: ServiceView) -> APIRouter:
-    router = APIRouter()
+def make_operations_router(service: ServiceView) -> APIRouter:
+    router = APIRouter(tags=["operations"])
 
-    @router.get("/healthz", summary="The process runs", tags=["operations"])
+    @router.get("/healthz", summary="The process runs")
     async def healthz() -> HealthAnswer:
         return HealthAnswer(status="ok")
 
     @router.get(
-        "/readyz",
-        summary="Every layer has answered a real forward pass lately, in every process",
-        responses=_NOT_READY,
-        tags=["operations"],
+        "/readyz", summary="Every layer has answered a real forward pass lately, in every process", responses=_NOT_READY
     )
     async def readyz() -> HealthAnswer:
         check_ready(service)
         return HealthAnswer(status="ready")
 
-    @router.get(
-        "/metrics", summary="Prometheus metrics, summed over processes", response_class=Response, tags=["operations"]
-    )
+    @router.get("/metrics", summary="Prometheus metrics, summed over processes", response_class=Response)
     async def metrics() -> Response:
         return Response(await service.metrics_text(), media_type=METRICS_TYPE)
 
-    _add_layers(router, service)
-    _add_layer_changes(router, service)
     return router
 
 
-def _add_layers(router: APIRouter, service: ServiceView) -> None:
+def make_layers_router(service: ServiceView) -> APIRouter:
+    router = APIRouter(tags=["layers"])
     described: Memo[bytes] = Memo(service.rendering)
 
     def describe_all(catalog: Catalog) -> bytes:
         texts = (service.describe(layer).model_dump_json().encode() for layer in catalog.layers.values())
         return b'{"layers":[' + b",".join(texts) + b"]}"
 
-    @router.get(
-        "/v1/layers", summary="What is served", response_model=LayersAnswer, responses=_NOT_READY, tags=["layers"]
-    )
+    @router.get("/v1/layers", summary="What is served", response_model=LayersAnswer, responses=_NOT_READY)
     async def list_layers() -> Response:
         catalog = service.catalog
         # The reference is weak: a catalog kept here would keep the tensors of unloaded layers.
         content = await described.get(weakref.ref(catalog), lambda: describe_all(catalog))
         return Response(content, media_type="application/json")
 
-    @router.get(
-        "/v1/layers/{layer}",
-        summary="One layer: widths, heads, digest, numerics, limits",
-        responses=_NO_LAYER,
-        tags=["layers"],
-    )
+    @router.get("/v1/layers/{layer}", summary="One layer: widths, heads, digest, numerics, limits", responses=_NO_LAYER)
     async def get_layer(layer: str) -> LayerAnswer:
         return service.describe(service.catalog.get(layer))
 
+    return router
 
-def _add_layer_changes(router: APIRouter, service: ServiceView) -> None:
+
+def make_admin_router(service: ServiceView) -> APIRouter:
+    router = APIRouter(tags=["admin"])
+
     @router.put(
         "/v1/layers/{layer}",
         summary="Load a layer from the layer directory, or replace it",
         description=_PUT,
-        tags=["admin"],
         responses={201: {"description": "the layer is new", "model": LayerAnswer}, **_NOT_LOADED},
     )
     async def put_layer(request: Request, response: Response, layer: str) -> LayerAnswer:
@@ -206,12 +196,13 @@ def _add_layer_changes(router: APIRouter, service: ServiceView) -> None:
         description=_DELETE,
         status_code=204,
         response_class=Response,
-        tags=["admin"],
         responses=_NOT_UNLOADED,
     )
     async def drop_layer(request: Request, layer: str) -> Response:
         await _unless_disconnected(request.receive, service.drop_layer(layer))
         return Response(status_code=204)
+
+    return router
 
 
 async def _unless_disconnected(receive: Receive, change: Coroutine[Any, Any, R]) -> R:

@@ -11,7 +11,7 @@ many there are. Scores are float32, or float64 for float64 heads.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -33,7 +33,7 @@ Places = torch.Tensor | slice
 def attend_with_weights(
     heads: Heads, mask: torch.Tensor | None, scale: float, wanted: WeightsWanted
 ) -> tuple[torch.Tensor, Weights]:
-    """Return the result of `attend` for one sequence, and its weights: w_NLS, w_LS (form "mean") or TopK without the B axis.
+    """Return the result of `attend` for one sequence, and its weights: w_1NLS, w_1LS (form "mean") or TopK.
 
     Weights are computed in float32 (float64 for float64 heads). Rows sum to 1, or are zero where the mask allows no key.
     """
@@ -147,16 +147,16 @@ def _masked(scores: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
 
 
 def selected(source: Scores, wanted: WeightsWanted) -> Weights:
-    """Return the selected rows of one sequence's weights or scores, without the B axis."""
+    """Return the selected rows of one sequence's weights or scores, with a B axis of 1."""
     num_heads, queries, keys = source.shape
     chosen: Sequence[int] = range(num_heads) if wanted.heads is None else wanted.heads
     if wanted.form == "mean":
         chosen = sorted(chosen)  # so that the mean's bits do not depend on the order of the request
     is_one_block = queries <= BLOCK_ROWS and len(chosen) * queries * keys <= MAX_CELLS
     if wanted.form == "heads" and wanted.queries is None and (is_one_block or source.weights is not None):
-        return next(source.rows(chosen, slice(0, queries), wanted.stage)).to("cpu", wanted.dtype)
+        return next(source.rows(chosen, slice(0, queries), wanted.stage)).to("cpu", wanted.dtype).unsqueeze(0)
     num_rows = queries if wanted.queries is None else len(wanted.queries)
-    lead = (num_rows,) if wanted.form == "mean" else (len(chosen), num_rows)
+    lead = (1, num_rows) if wanted.form == "mean" else (1, len(chosen), num_rows)
     k = keys if wanted.k is None else wanted.k
     answer = [torch.empty(*lead, k, dtype=wanted.dtype)]
     if wanted.form == "top_k":
@@ -164,23 +164,17 @@ def selected(source: Scores, wanted: WeightsWanted) -> Weights:
     for block, places, rows in _requested_blocks(queries, wanted.queries):
         parts = source.rows(chosen, block, wanted.stage)
         if wanted.form == "mean":
-            answer[0][places] = _mean(parts, len(chosen))[rows].to("cpu", wanted.dtype)
+            answer[0][0, places] = _mean(parts, len(chosen))[rows].to("cpu", wanted.dtype)
             continue
         first = 0
         for part in parts:
             heads = slice(first, first + len(part))
-            for whole, found in zip(answer, _in_form(part[:, rows], wanted), strict=True):
-                whole[heads, places] = found.to("cpu", whole.dtype)
+            w_NRS = part[:, rows]
+            found = (w_NRS,) if wanted.k is None else top_k.largest(w_NRS, wanted.k)
+            for whole, new in zip(answer, found, strict=True):
+                whole[0, heads, places] = new.to("cpu", whole.dtype)
             first = heads.stop
     return TopK(*answer) if wanted.form == "top_k" else answer[0]
-
-
-def _in_form(w_NRS: torch.Tensor, wanted: WeightsWanted) -> tuple[torch.Tensor, ...]:
-    """Return the weights themselves, or for the form "top_k" values and indices [N, R, k] and the rest [N, R]."""
-    if wanted.k is None:
-        return (w_NRS,)
-    lead = w_NRS.shape[:2]
-    return tuple(found.unflatten(0, lead) for found in top_k.largest(w_NRS.flatten(0, 1), wanted.k))
 
 
 def blocks(num_rows: int) -> Iterator[slice]:
@@ -213,15 +207,10 @@ def _mean(parts: Iterable[torch.Tensor], num_heads: int) -> torch.Tensor:
     return total.div_(num_heads)
 
 
-def stacked(parts: Sequence[Weights]) -> Weights:
-    """Stack the weights of single sequences along a new B axis in front; a single tensor is not copied."""
-    if len(parts) == 1 and isinstance(parts[0], torch.Tensor):
-        return parts[0].unsqueeze(0)
-    return joined(parts, torch.stack)
-
-
-def joined(parts: Sequence[Weights], join: Callable[[list[torch.Tensor]], torch.Tensor] = torch.cat) -> Weights:
-    """Join weights along their first axis, or with torch.stack along a new one."""
+def joined(parts: Sequence[Weights]) -> Weights:
+    """Join weights along their B axis; a single part is not copied."""
+    if len(parts) == 1:
+        return parts[0]
     if isinstance(parts[0], TopK):
-        return TopK(*(join(list(same)) for same in zip(*parts, strict=True)))
-    return join([part for part in parts if isinstance(part, torch.Tensor)])
+        return TopK(*map(torch.cat, zip(*parts, strict=True)))
+    return torch.cat([part for part in parts if isinstance(part, torch.Tensor)])

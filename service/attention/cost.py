@@ -14,7 +14,7 @@ import math
 import torch
 
 from service.attention.attention_weights import BLOCK_ROWS, MAX_CELLS
-from service.attention.call import AttentionCall, WeightsWanted
+from service.attention.call import AttentionCall, Call, WeightsWanted
 from service.attention.masks import CombinedMask, Sizes
 from service.attention.spec import LayerSpec
 
@@ -64,26 +64,20 @@ def _num_products(call: AttentionCall, sizes: Sizes) -> int:
     return by_head * sizes.heads * -(-sizes.queries // BLOCK_ROWS) + 4 * shared
 
 
-def table_bytes(
-    spec: LayerSpec, sizes: Sizes, mask: CombinedMask | None, wanted: WeightsWanted | None, size: int
-) -> int:
-    """Return the most bytes that the tables of one sequence take, at `size` bytes a number; one sequence runs at a time."""
-    whole = sizes._replace(keys=sizes.keys + spec.extra_keys)
-    return size * _table_cells(mask, whole, 0 if wanted is None else _num_heads(sizes, wanted))
+def table_bytes(call: Call | AttentionCall, sizes: Sizes) -> int:
+    """Return the most bytes that the tables of one sequence take: its mask, and the scores of a block. One runs at a time.
 
-
-def attention_table_bytes(call: AttentionCall, sizes: Sizes) -> int:
-    """Return the same for attention without a layer, which may need the scores of all heads."""
-    has_scores = call.weights is not None or call.scores is not None or call.has_lse or call.is_explicit
-    size = torch.promote_types(call.query.dtype, torch.float32).itemsize
-    return size * _table_cells(call.mask, sizes, sizes.heads if has_scores else 0)
-
-
-def _table_cells(mask: CombinedMask | None, sizes: Sizes, num_heads: int) -> int:
-    """Return the numbers in the mask's table and in the tables of a block of the scores of `num_heads` heads."""
+    `sizes` include the columns that a layer appends. Tables are float32, or float64 for a float64 query.
+    """
+    if isinstance(call, AttentionCall):  # it may need the scores of all heads
+        has_scores = call.weights is not None or call.scores is not None or call.has_lse or call.is_explicit
+        num_heads = sizes.heads if has_scores else 0
+    else:
+        num_heads = 0 if call.weights is None else _num_heads(sizes, call.weights)
     head_cells = min(BLOCK_ROWS, sizes.queries) * sizes.keys
-    table = 0 if mask is None else math.prod(mask.table_shape[:2]) * sizes.keys
-    return table + WORKSPACE_TABLES * min(max(MAX_CELLS, head_cells), num_heads * head_cells)
+    mask_cells = 0 if call.mask is None else math.prod(call.mask.table_shape[:2]) * sizes.keys
+    cells = mask_cells + WORKSPACE_TABLES * min(max(MAX_CELLS, head_cells), num_heads * head_cells)
+    return cells * torch.promote_types(call.query.dtype, torch.float32).itemsize
 
 
 def _mask_flops(mask: CombinedMask | None) -> int:

@@ -1,7 +1,5 @@
 """Engine: loads layers and runs batches of calls on a compute thread; callers get concurrent futures.
 
-Lives here: the engine, a layer that it has loaded (`LoadedLayer`), and what the bits of an answer depend on (`Fingerprint`).
-
 Invariants: One thread computes at a time: the engine's own, or the caller's for an inline batch while the engine is idle. A
 long batch is preempted after each step (`preemption.py`); until it resumes, the engine's second thread computes other batches.
 Results depend neither on other calls of the batch (P1) nor on whether weights are requested (P2). A layer serves only after a
@@ -52,8 +50,6 @@ Step = Answers | Steps[Answers]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """Where and how to compute."""
-
     device: torch.device
     dtype: torch.dtype
     num_threads: int = 1
@@ -108,15 +104,8 @@ class LoadedLayer:
         """Whether calls in its first dtype cannot share a forward pass (by the self-check, or in a GPU's exact mode)."""
         return next(iter(self.variants.values())).is_sequential
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes that its variants' matrices take on the device; any thread may read it."""
-        return sum(layer.num_bytes for layer in list(self.variants.values()))
-
 
 class LayerCall(NamedTuple):
-    """A call and the loaded layer that computes it."""
-
     loaded: LoadedLayer
     call: Call | AttentionCall
 
@@ -127,8 +116,6 @@ class LayerCall(NamedTuple):
 
 
 class Engine:
-    """Loads layers, then runs batches of calls to one layer; `load` and `run` return futures."""
-
     def __init__(self, options: EngineOptions) -> None:
         self.options = options
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="compute", initializer=self._enter_thread)
@@ -170,12 +157,8 @@ class Engine:
         it resumes that one. The future fails with CostLimit if memory runs out and with EngineDown if the device has failed.
         Raises EngineDown if the engine is closed.
         """
-        if is_inline and self._can_run_inline(batch) and self._lock.acquire(blocking=False):
-            answers = self._run_inline(batch)
-            if answers is not None:
-                done: Future[Step] = Future()
-                done.set_result(answers)
-                return done
+        if is_inline and (done := self._run_inline(batch)) is not None:
+            return done
         step_s = math.inf if self._preempted.is_set() else self.options.step_s
         steps: Steps[Answers] = Steps(self._lock, step_s, self._preempted, self._submit_waiting_step)
         self._steps.add(steps)
@@ -199,7 +182,7 @@ class Engine:
         """Bytes that torch holds on the device; on a CPU those of the layers' matrices (torch keeps no account there)."""
         if self.options.device.type != "cpu":
             return torch.cuda.memory_reserved(self.options.device)
-        return sum(loaded.num_bytes for loaded in list(self._loaded))
+        return sum(layer.num_bytes for loaded in list(self._loaded) for layer in list(loaded.variants.values()))
 
     def release(self) -> Future[None]:
         """Return memory that no layer needs any more to the device or, on a CPU, to the system."""
@@ -221,29 +204,29 @@ class Engine:
             if self._load_steps:  # else it ran while a batch was preempted
                 self._load_steps.popleft()()
 
-    def _run_inline(self, batch: Sequence[LayerCall]) -> Answers | None:
-        """Compute the batch on the caller's thread. Return None if it fails; the compute thread repeats it and reports the error.
+    def _run_inline(self, batch: Sequence[LayerCall]) -> Future[Step] | None:
+        """Compute the batch on the caller's thread; return None where the compute thread has to, also if it fails here.
+
+        Not on a GPU, which computes beside the caller's thread. Not with several torch threads: torch would start as many again
+        for the caller's. Not before the layer has a variant in the batch's dtype: building and checking one takes long.
 
         An error raised on this thread holds the frames of its callers, these hold the jobs, and a job holds its error. Such a
         cycle keeps the tensors until a garbage collection, just when memory is short. A BaseException would end the event loop.
         """
+        num_threads = max(self.options.num_threads, torch.get_num_threads())
+        if self._is_closed or self.options.device.type != "cpu" or num_threads > 1:
+            return None
+        dtype = self._dtype(batch[0].loaded, is_float64=batch[0].is_float64)
+        if dtype not in batch[0].loaded.variants or not self._lock.acquire(blocking=False):
+            return None
+        done: Future[Step] = Future()
         try:
-            return self._run(batch)
+            done.set_result(self._run(batch))
         except BaseException:  # noqa: BLE001 (see above)
             return None
         finally:
             self._lock.release()
-
-    def _can_run_inline(self, batch: Sequence[LayerCall]) -> bool:
-        """Return whether the caller's thread may compute the batch.
-
-        Not on a GPU, which computes beside the caller's thread. Not with several torch threads: torch would start as many again
-        for the caller's. Not before the layer has a variant in the batch's dtype: building and checking one takes long.
-        """
-        num_threads = max(self.options.num_threads, torch.get_num_threads())
-        if self._is_closed or self.options.device.type != "cpu" or num_threads > 1:
-            return False
-        return self._dtype(batch[0].loaded, is_float64=batch[0].is_float64) in batch[0].loaded.variants
+        return done
 
     def _enter_thread(self) -> None:
         self._threads.append(threading.current_thread())

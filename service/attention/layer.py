@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 
 from service.attention import kernels, projection
-from service.attention.attention_weights import attend_with_weights, joined, stacked
+from service.attention.attention_weights import attend_with_weights, joined
 from service.attention.call import Answer, Call, Weights
 from service.attention.kernels import Heads
 from service.attention.masks import lowered_on
@@ -48,7 +48,6 @@ class Layer:
     ) -> None:
         self.spec = spec
         self.dtype = dtype
-        self.device = device
         self.is_sequential = False
         self.filler_rows = 0
         moved = {name: tensor.to(device, dtype) for name, tensor in tensors.items()}
@@ -104,7 +103,7 @@ class Layer:
         answers: dict[int, Answer] = {}
         # Rows of each call's larger product: query rows or key rows.
         rows = [call.query.shape[0] * max(call.query.shape[1], call.source.shape[1]) for call in calls]
-        passes = [order] if self.device.type != "cpu" else _passes(order, rows)
+        passes = [order] if self._like.device.type != "cpu" else _passes(order, rows)
         for indices in passes:
             preemption_point()
             found = self._run_pass([calls[i] for i in indices], [sort_keys[i] for i in indices])
@@ -208,14 +207,14 @@ class Layer:
                 output.copy_(context)
                 found.append(weights)
             preemption_point()
-        return stacked(found) if found else None
+        return joined(found) if found else None
 
     def _kernel_heads(self, views: Heads, mask: torch.Tensor | None) -> Heads:
         """Return one sequence as kernels take it: with the extra keys appended, and shared key and value heads repeated."""
         if self._has_plain_heads:
             return kernels.ready(views, mask)
         q, k, v = kernels.copied(views)
-        if self._appended is not None:
+        if self.spec.extra_keys:
             k, v = (torch.cat(parts, dim=1) for parts in zip((k, v), self._appended, strict=True))
         if self.spec.num_kv_heads != self.spec.num_heads:
             shared = self.spec.num_heads // self.spec.num_kv_heads
@@ -246,16 +245,14 @@ def _head_views(x_RD: torch.Tensor, num_heads: int, rows: Sequence[int]) -> list
     return list(x_NRH.split_with_sizes([*rows, len(x_RD) - sum(rows)], dim=1)[: len(rows)])
 
 
-def _extra_columns(spec: LayerSpec, tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor] | None:
+def _extra_columns(spec: LayerSpec, tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
     """Return the keys [G, E, H] and values [G, E, V] that the layer appends: `bias_k`/`bias_v` first, then zeros."""
-    if not spec.extra_keys:
-        return None
     columns = []
-    for name, width in (("k", spec.head_width), ("v", spec.value_head_width)):
-        parts = [tensors[f"bias_{name}"].view(spec.num_kv_heads, 1, width)] if spec.has_bias_kv else []
-        if spec.add_zero_attn:
-            parts.append(tensors["query.weight"].new_zeros(spec.num_kv_heads, 1, width))
-        columns.append(torch.cat(parts, dim=1))
+    for name, width in (("bias_k", spec.head_width), ("bias_v", spec.value_head_width)):
+        column = tensors["query.weight"].new_zeros(spec.num_kv_heads, spec.extra_keys, width)
+        if spec.has_bias_kv:
+            column[:, 0] = tensors[name].view(-1, width)
+        columns.append(column)
     return columns
 
 

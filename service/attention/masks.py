@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -24,14 +24,10 @@ from service.attention.preemption import preemption_point
 
 # Scores of one step: a step takes less than a millisecond and its temporaries stay in the cache.
 STEP_CELLS = 2**18
-# Rows of a table that are read together.
-BLOCK_ROWS = 128
 _BLOCKED = {dtype: torch.tensor(-torch.inf, dtype=dtype) for dtype in (torch.float32, torch.float64)}
 
 
 class Sizes(NamedTuple):
-    """B sequences, N heads, L query rows, S key rows."""
-
     sequences: int
     heads: int
     queries: int
@@ -51,7 +47,7 @@ class Added(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Query row i of sequence b may attend to the keys low ≤ j < high; int64 [B|1, L|1] each."""
+    """Query row i of sequence b may attend to the keys low ≤ j < high; int64 [B|1, 1, L|1, 1] each."""
 
     low: torch.Tensor
     high: torch.Tensor
@@ -68,7 +64,7 @@ def ignore(values: torch.Tensor) -> Allowed:
 
 def lengths(values: torch.Tensor) -> Run:
     """Allow only the first n keys; `values` is int64 [B|1, L|1] (D2L valid_lens, ONNX nonpad_kv_seqlen)."""
-    return Run(torch.zeros(1, 1, dtype=torch.int64), values)
+    return Run(torch.zeros(1, 1, 1, 1, dtype=torch.int64), values[:, None, :, None])
 
 
 def window(sizes: Sizes, offset: int | Sequence[int], left: int | None, right: int | None) -> Run:
@@ -77,19 +73,19 @@ def window(sizes: Sizes, offset: int | Sequence[int], left: int | None, right: i
     i is the query row. `offset` is one number, or one for each sequence.
     """
     keys = sizes.keys
-    rows = torch.arange(sizes.queries).unsqueeze(0)
+    rows = torch.arange(sizes.queries).view(1, 1, -1, 1)
     low = torch.zeros_like(rows) if left is None else rows + _shifts(offset, -left)
     high = torch.full_like(rows, keys) if right is None else rows + _shifts(offset, right + 1)
     return Run(low.clamp(0, keys), high.clamp(0, keys))
 
 
 def _shifts(offset: int | Sequence[int], more: int) -> torch.Tensor:
-    """Return offset + more as int64 [B|1, 1].
+    """Return offset + more as int64 [B|1, 1, 1, 1].
 
     It is clamped to ±2^40, so that int64 sums cannot overflow; a larger shift allows the same keys.
     """
     offsets = [offset] if isinstance(offset, int) else offset
-    return torch.tensor([[max(-(2**40), min(2**40, one + more))] for one in offsets])
+    return torch.tensor([max(-(2**40), min(2**40, one + more)) for one in offsets]).view(-1, 1, 1, 1)
 
 
 def causal(sizes: Sizes, offset: int | Sequence[int]) -> Run:
@@ -106,35 +102,33 @@ class CombinedMask:
 
     def of_sequence(self, sequence: int) -> CombinedMask:
         """Return the masks of one sequence as their own combined mask."""
-        return CombinedMask(self.sizes._replace(sequences=1), tuple(_mask_of(mask, sequence) for mask in self.masks))
+        masks = [type(mask)(*[_of_sequence(part, sequence)[None] for part in mask]) for mask in self.masks]
+        return CombinedMask(self.sizes._replace(sequences=1), tuple(masks))
 
     def run(self, sequence: int) -> Run | None:
-        """Return the intersection of all runs of one sequence, low and high [1, L|1], or None if there is no run."""
-        runs = [_mask_of(mask, sequence) for mask in self.masks if isinstance(mask, Run)]
+        """Return the intersection of all runs of one sequence, low and high [1, L|1, 1], or None if there is no run."""
+        runs = [mask for mask in self.masks if isinstance(mask, Run)]
         if not runs:
             return None
-        lows, highs = zip(*runs, strict=True)
+        lows, highs = ([_of_sequence(bound, sequence) for bound in bounds] for bounds in zip(*runs, strict=True))
         return Run(functools.reduce(torch.maximum, lows), functools.reduce(torch.minimum, highs))
 
     @property
     def table_shape(self) -> tuple[int, int, int]:
         """Shape [N|1, L|1, S] of the table of `lowered` without extra keys; an axis has full size if any mask has it so."""
-        heads = max((mask.values.shape[1] for mask in self.masks if not isinstance(mask, Run)), default=1)
-        rows = max((part.shape[-1 if isinstance(mask, Run) else -2] for mask in self.masks for part in mask), default=1)
+        heads, rows = (max((part.shape[axis] for mask in self.masks for part in mask), default=1) for axis in (1, 2))
         return heads, rows, self.sizes.keys
 
     def tables(self, sequence: int) -> list[torch.Tensor]:
         """Return the values of one sequence's masks, bool of Allowed and floats of Added: [N|1, L|1, S|1], not expanded."""
         return [_of_sequence(mask.values, sequence) for mask in self.masks if not isinstance(mask, Run)]
 
-    def lowered(self, sequence: int, dtype: torch.dtype, extra_keys: int = 0) -> torch.Tensor | None:
-        """Return the kernels' mask: the sum of biases in `dtype`, -inf where a key is not allowed; None without masks.
+    def lowered(self, sequence: int, dtype: torch.dtype, extra_keys: int = 0) -> torch.Tensor:
+        """Return the kernels' mask: the sum of biases in `dtype`, -inf where a key is not allowed.
 
         Its shape is [N|1, L|1, S + extra_keys]; columns that a layer appends are zero. It is computed in blocks of rows, so
         temporaries stay small. Finite biases stay finite: only a caller's own -inf masks.
         """
-        if not self.masks:
-            return None
         heads, rows, keys = self.table_shape
         table = torch.empty(heads, rows, keys + extra_keys, dtype=dtype)
         if extra_keys:
@@ -167,26 +161,24 @@ def lowered_on(
     if mask is None:
         return None
     table = mask.lowered(sequence, torch.promote_types(like.dtype, torch.float32), extra_keys)
-    if table is None or not _has_nonzero(table):
+    # For most masks the first row already decides.
+    if not table[:, 0].any() and not any(block.any() for block in _in_steps(table)):
         return None
     if like.device.type == "cpu":
         return table
     # CUDA kernels take a bias only in the query's dtype. The cast must not turn a finite bias into -inf.
     info = torch.finfo(like.dtype)
-    for block in table.split(BLOCK_ROWS, dim=1):
+    for block in _in_steps(table):
         torch.where(block == -torch.inf, block, block.clamp(info.min, info.max), out=block)
     return table.to(like.device, like.dtype)
 
 
-def _has_nonzero(table_NLS: torch.Tensor) -> bool:
-    """Return whether any value is not zero; for most masks the first row already decides."""
-    if bool(table_NLS[:, 0].any()):
-        return True
-    for block in table_NLS.split(BLOCK_ROWS, dim=1):
-        if bool(block.any()):
-            return True
+def _in_steps(values: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield some rows of [N, L, S] at a time; a batch may be preempted behind each of these steps."""
+    heads, _, keys = values.shape
+    for rows in values.split(max(1, STEP_CELLS // (heads * keys)), dim=1):
+        yield rows
         preemption_point()
-    return False
 
 
 def _add(part: torch.Tensor, biases: Sequence[torch.Tensor], *, is_clamped: bool) -> None:
@@ -206,17 +198,8 @@ def _largest(bias_values: torch.Tensor) -> float:
     """Return an upper bound of the magnitude of the finite biases [N|1, L|1, S|1]."""
     if bias_values.dtype == torch.float16:
         return torch.finfo(torch.float16).max
-    heads, _, keys = bias_values.shape
-    largest = 0.0
-    for block in bias_values.split(max(1, STEP_CELLS // (heads * keys)), dim=1):
-        low, high = block.nan_to_num(neginf=0.0).aminmax()
-        largest = max(largest, -float(low), float(high))
-        preemption_point()
-    return largest
-
-
-def _mask_of(mask: Mask, sequence: int) -> Mask:
-    return type(mask)(*[_of_sequence(values, sequence).unsqueeze(0) for values in mask])
+    extremes = [block.nan_to_num(neginf=0.0).aminmax() for block in _in_steps(bias_values)]
+    return max(max(-float(low), float(high)) for low, high in extremes)
 
 
 def _of_sequence(values: torch.Tensor, sequence: int) -> torch.Tensor:
@@ -233,25 +216,18 @@ def _of_rows(values: torch.Tensor, rows: slice) -> torch.Tensor:
     return values if values.shape[-2] == 1 else values[..., rows, :]
 
 
-def _run_of(run: Run, rows: slice) -> Run:
-    """Return the runs of the given query rows of one sequence: low and high [1, L|1]."""
-    return Run(*[bound if bound.shape[1] == 1 else bound[:, rows] for bound in run])
-
-
 def _in_run(run: Run, rows: slice, keys: int) -> torch.Tensor:
     """Return which keys are in the runs of these query rows of one sequence: bool [1, L|1, S]."""
-    low, high = _run_of(run, rows)
+    low, high = (_of_rows(bound, rows) for bound in run)
     places = torch.arange(keys)
-    return (places >= low.unsqueeze(-1)) & (places < high.unsqueeze(-1))
+    return (places >= low) & (places < high)
 
 
 def masked_rows(mask: CombinedMask) -> Iterator[torch.Tensor]:
     """Yield, step by step, which query rows may attend to no key in at least one head: bool, B·L values in all.
 
-    A step covers about STEP_CELLS scores; without masks nothing is yielded.
+    A step covers about STEP_CELLS scores.
     """
-    if not mask.masks:
-        return
     for sequence in range(mask.sizes.sequences):
         yield from _masked_rows_of(mask, sequence)
 
@@ -260,32 +236,26 @@ def _masked_rows_of(mask: CombinedMask, sequence: int) -> Iterator[torch.Tensor]
     """Yield the masked rows of one sequence; each mask is read in the shape that it has."""
     queries, keys = mask.sizes.queries, mask.sizes.keys
     every, run = mask.tables(sequence), mask.run(sequence)
-    row_allowed = _all_of(_allowed(values) for values in every if values.shape[-1] == 1)
-    columns = _all_of(_allowed(values) for values in every if values.shape[-1] > 1 and values.shape[-2] == 1)
+    by_row = [_allowed(values) for values in every if values.shape[-1] == 1]
+    by_key = [_allowed(values) for values in every if values.shape[-1] > 1 and values.shape[-2] == 1]
     tables = [values for values in every if values.shape[-1] > 1 and values.shape[-2] > 1]
     # How many of the first j keys all rows allow, j = 0 … S: int32 [N|1, S + 1].
     counts = torch.arange(keys + 1, dtype=torch.int32).unsqueeze(0)
-    if columns is not None:
-        counts = F.pad(columns[:, 0].cumsum(-1, dtype=torch.int32), (1, 0))
-        tables = [*tables, columns] if tables else []
+    if by_key:
+        counts = F.pad(functools.reduce(operator.and_, by_key)[:, 0].cumsum(-1, dtype=torch.int32), (1, 0))
     step = max(1, STEP_CELLS // (mask.table_shape[0] * (keys if tables else 1)))
     for start in range(0, queries, step):
         rows = slice(start, min(start + step, queries))
         if tables:
             in_run = [] if run is None else [_in_run(run, rows, keys)]
-            parts = [*(_allowed(_of_rows(table, rows)) for table in tables), *in_run]
+            parts = [*(_allowed(_of_rows(table, rows)) for table in tables), *by_key, *in_run]
             # As bytes, because `any` of booleans over an axis takes ten times as long.
             has_key = functools.reduce(operator.and_, parts).view(torch.uint8).amax(-1).bool()
         elif run is None:
             has_key = counts[:, -1:] > 0
         else:
-            low, high = _run_of(run, rows)
-            has_key = counts[:, high[0]] > counts[:, low[0]]
-        if row_allowed is not None:
-            has_key = has_key & _of_rows(row_allowed, rows)[..., 0]
+            low, high = (_of_rows(bound, rows)[0, :, 0] for bound in run)
+            has_key = counts[:, high] > counts[:, low]
+        for allowed in by_row:
+            has_key = has_key & _of_rows(allowed, rows)[..., 0]
         yield (~has_key).any(0).expand(rows.stop - rows.start)
-
-
-def _all_of(values: Iterable[torch.Tensor]) -> torch.Tensor | None:
-    found = list(values)
-    return functools.reduce(operator.and_, found) if found else None

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 
 from service.attention import kernels
-from service.attention.attention_weights import Scores, selected, stacked
+from service.attention.attention_weights import Scores, joined, selected
 from service.attention.call import Answer, AttentionCall, Weights
 from service.attention.kernels import Heads
 from service.attention.masks import lowered_on
@@ -29,7 +29,6 @@ class ScaledDotProduct:
 
     def __init__(self, *, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype = dtype
-        self.device = device
         self.is_sequential = False  # written by the engine; a sequence never shares a product here
         self._like = torch.empty(0, dtype=dtype, device=device)
 
@@ -60,8 +59,8 @@ class ScaledDotProduct:
             preemption_point()
         return Answer(
             outputs,
-            weights=stacked(weights) if weights else None,
-            scores=torch.stack([part for part in scores if isinstance(part, torch.Tensor)]) if scores else None,
+            weights=joined(weights) if weights else None,
+            scores=torch.cat([part for part in scores if isinstance(part, torch.Tensor)]) if scores else None,
             lse=torch.stack(sums) if sums else None,
             present_key=_present(call.past_key, call.key) if call.has_present else None,
             present_value=_present(call.past_value, call.value) if call.has_present else None,

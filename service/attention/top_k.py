@@ -19,11 +19,12 @@ MAX_CHOSEN_SHARE = 0.25
 STEP_CELLS = 2**17
 
 
-def largest(rows: torch.Tensor, k: int) -> TopK:
-    """Return the k largest weights of each row of w_RS, and set them to zero in `rows`.
+def largest(weights: torch.Tensor, k: int) -> TopK:
+    """Return the k largest weights of each row of [..., S], which may become zero in `weights`.
 
-    Values and int64 indices are [R, k], the sum of the other weights [R].
+    Values and int64 indices are [..., k], the sum of the other weights [...].
     """
+    rows = weights.flatten(0, -2)
     values, indices = rows.new_empty(len(rows), k), rows.new_empty(len(rows), k, dtype=torch.int64)
     step = max(1, STEP_CELLS // rows.shape[-1])
     for start in range(0, len(rows), step):
@@ -37,7 +38,7 @@ def largest(rows: torch.Tensor, k: int) -> TopK:
         preemption_point()
     # Never a sum of one row alone: torch splits a sum with a single result by its number of threads.
     rest = rows.sum(-1) if len(rows) > 1 else rows.expand(2, -1).sum(-1)[:1]
-    return TopK(values, indices, rest)
+    return TopK(*(found.unflatten(0, weights.shape[:-1]) for found in (values, indices, rest)))
 
 
 def _chosen(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:

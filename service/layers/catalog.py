@@ -33,11 +33,6 @@ class ServedLayer:
         for name in ("name", "digest", "spec"):
             object.__setattr__(self, name, getattr(self.stored, name))
 
-    @property
-    def row_values(self) -> int:
-        """Numbers in a row of the query."""
-        return self.spec.query_width
-
     def output_bytes(self, call: Call | AttentionCall) -> int:
         """Return the bytes of the output [B, L, out_width], in the dtype of the query."""
         query = call.query
@@ -51,8 +46,6 @@ class ServedAttention:
     loaded: LoadedLayer
     name: str = dataclasses.field(default=SDPA, init=False)
     digest: None = dataclasses.field(default=None, init=False)
-    row_values: int = dataclasses.field(default=512, init=False)
-    """A guess, because a request brings its own widths: 8 heads of 64."""
 
     def output_bytes(self, call: Call | AttentionCall) -> int:
         """Return the bytes of the output [B, N, L, V], in the dtype of the query."""

@@ -60,8 +60,9 @@ def open_source(path: str | os.PathLike[str]) -> Source:
         try:
             is_directory = where.is_dir()
             entries, config = (_directory_entries if is_directory else _file_entries)(where)
-            if is_directory or where.name in MODEL_FILES:
-                config = _config(where if is_directory else where.parent) or config
+            beside = (where if is_directory else where.parent) / "config.json"
+            if (is_directory or where.name in MODEL_FILES) and beside.exists():
+                config = _read_object(beside) or config
         except (OSError, ValueError) as error:  # a parent without permission, a NUL in the path
             raise LayerError("the file or directory does not exist or cannot be opened") from error
     renamed = {key.replace(COMPILED, ""): entry for key, entry in entries.items()}
@@ -96,14 +97,9 @@ def _directory_entries(directory: Path) -> tuple[dict[str, Entry], dict[str, obj
     raise LayerError("the directory has neither *.safetensors nor pytorch_model.bin")
 
 
-def _config(directory: Path) -> dict[str, object] | None:
-    path = directory / "config.json"
-    return _read_object(path) if path.exists() else None
-
-
 def _read_object(path: Path) -> dict[str, object]:
     with about(path.name), open_regular(path) as file:
-        raw = file.read(MAX_JSON_BYTES + 1) or b""
+        raw = file.read(MAX_JSON_BYTES + 1)
     if len(raw) > MAX_JSON_BYTES:
         raise LayerError(f"{path.name} has more than {MAX_JSON_BYTES} bytes")
     return parse_object(raw, path.name, LayerError)

@@ -191,7 +191,7 @@ def _encode(layer: StoredLayer) -> bytes:
     return safetensors.torch.save(unshared, metadata={"spec": text})
 
 
-def _decode(name: str, file: io.FileIO, max_bytes: int | None) -> StoredLayer:
+def _decode(name: str, file: io.BufferedReader, max_bytes: int | None) -> StoredLayer:
     size = os.fstat(file.fileno()).st_size
     if max_bytes is not None and size > max_bytes:
         raise LayerError(f"the file has {size} bytes, the limit is {max_bytes} (ATTENTION_MAX_LAYER_BYTES)")
@@ -217,10 +217,10 @@ def _decode(name: str, file: io.FileIO, max_bytes: int | None) -> StoredLayer:
 
 
 def _sync_directory(directory: Path) -> None:
-    """Make the rename durable; some network file systems cannot sync a directory, but the file is whole in any case."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        with contextlib.suppress(OSError):
+    """Make the rename durable, if the directory can be read and its file system can sync it; the file is whole in any case."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
             os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        finally:
+            os.close(descriptor)

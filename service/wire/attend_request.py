@@ -295,15 +295,14 @@ def check_request(
     _check_together(query, key, value, spec)
     source = query if key is None else key
     sizes = Sizes(query.shape[0], spec.num_heads, query.shape[1], source.shape[1])
-    wanted = None if body.weights is None else body.weights.wanted(sizes._replace(keys=sizes.keys + spec.extra_keys))
+    whole = sizes._replace(keys=sizes.keys + spec.extra_keys)
+    wanted = None if body.weights is None else body.weights.wanted(whole)
     call = Call(query, key, value, None, wanted)
     if body.masks:
         limits.check(_cost(spec, call, sizes), 0)  # before masks are made of these sizes
         call = call._replace(mask=masks.combined(sizes, is_batch=is_batch))
     cost = _cost(spec, call, sizes)
-    # Tables are float32, or float64 for a float64 query.
-    itemsize = torch.promote_types(query.dtype, torch.float32).itemsize
-    limits.check(cost, table_bytes(spec, sizes, call.mask, wanted, itemsize))
+    limits.check(cost, table_bytes(call, whole))
     layout = Layout("bld" if is_batch else "ld")
     form, is_error = answer_form(body.query, body.encoding), body.masked_rows == "error"
     # Every row may attend to the columns that a layer appends.

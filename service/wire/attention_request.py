@@ -15,7 +15,7 @@ import torch
 from pydantic import Field
 
 from service.attention.call import AttentionCall
-from service.attention.cost import attention_flops, attention_table_bytes
+from service.attention.cost import attention_flops, table_bytes
 from service.attention.masks import Sizes
 from service.attention.spec import MAX_HEADS
 from service.batching.job import Cost
@@ -95,7 +95,7 @@ def check_attention(
         limits.check(_cost(call, sizes, tensors), 0)  # before masks are made of these sizes
         call = call._replace(mask=masks.combined(sizes, is_batch=layout.has_batch, past=past))
     cost = _cost(call, sizes, tensors)
-    limits.check(cost, attention_table_bytes(call, sizes))
+    limits.check(cost, table_bytes(call, sizes))
     form, is_error = answer_form(body.query, body.encoding), body.masked_rows == "error"
     return CheckedRequest(call, cost, layout, form, is_error, is_counted=call.mask is None).counted_if_fast()
 

@@ -32,6 +32,8 @@ from service.wire.tensor_fields import BY_SAFETENSORS, BY_TORCH, TensorField
 from service.wire.tensors import bytes_of, bytes_to_tensor
 
 MAX_HEADER_BYTES = 256 * 1024
+# Many small values take up to 0.25 µs a byte: a header of this length, or the JSON in it, takes up to 8 ms.
+LONG_HEADER_BYTES = 32 * 1024
 # Reading a header costs ten times as much as a cache lookup.
 NUM_REMEMBERED = 256
 MAX_REMEMBERED_BYTES = 512
@@ -58,6 +60,11 @@ def parse_safetensors(body: bytearray, *, max_depth: int, max_numbers: int = MAX
         dtype, data = BY_SAFETENSORS.get(entry.dtype), view[entry.begin : entry.end]
         _add_tensor(document, name, {"dtype": dtype and dtype.name, "shape": entry.shape, "data": data})
     return document
+
+
+def has_long_header(body: bytearray) -> bool:
+    """Return whether reading the header of `body` may hold the event loop for long."""
+    return int.from_bytes(body[:LENGTH_BYTES], "little") > LONG_HEADER_BYTES
 
 
 def read_header(body: bytearray) -> Header:

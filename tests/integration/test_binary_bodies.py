@@ -278,6 +278,23 @@ def test_only_large_bodies_are_decoded_off_the_event_loop(served, path, write):
     assert not has_thread(), "it ends with the service"
 
 
+@pytest.mark.parametrize("route", [ATTEND, "/v1/attention"])
+def test_a_long_header_is_read_off_the_event_loop_however_small_the_body(served, route):
+    """One of 256 KiB takes 35 ms if it, or the JSON in it, holds many small values."""
+
+    def has_thread() -> bool:
+        return any(thread.name.startswith("checking") for thread in threading.enumerate())
+
+    async def story(service):
+        for count, is_long in ((10_000, False), (20_000, True)):
+            content = save({"query": X}, {"request": '{"masks":[' + "[]," * count + "[]]}"})
+            assert len(content) < service.service.settings.decode_off_loop_bytes
+            assert (await post(service, content, route)).status_code == 422
+            assert has_thread() == is_long
+
+    served(story)
+
+
 def test_a_large_binary_answer_has_its_length_and_is_complete(served):
     many = np.random.default_rng(4).standard_normal((1500, 16)).astype(np.float32)
 

@@ -89,9 +89,9 @@ def test_a_slow_reader_of_an_answer_keeps_no_tensor_of_its_request(served, monke
     queries, held = [], []
     ask, send = RequestContext.ask, RequestContext.send
 
-    def watched_ask(self, layer, request):
+    def watched_ask(self, request):
         queries.append(weakref.ref(request.call.query))
-        return ask(self, layer, request)
+        return ask(self, request)
 
     async def held_send(self, *reply):
         held.append(asyncio.Event())

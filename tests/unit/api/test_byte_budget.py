@@ -49,9 +49,9 @@ def test_no_reservation_takes_more_than_half_of_the_free_bytes(sizes):
 def test_the_largest_reservation_fits_an_unused_budget_and_an_empty_one_always_fits():
     byte_budget = ByteBudget(MAX, "answers are being sent")
     with pytest.raises(QueueFull):
-        Reservation(byte_budget).grow(byte_budget.max_reservation + 1)
+        Reservation(byte_budget).grow(byte_budget.max_bytes // 2 + 1)
     largest = Reservation(byte_budget)
-    largest.grow(byte_budget.max_reservation)
+    largest.grow(byte_budget.max_bytes // 2)
     largest.grow(0)
 
 

@@ -10,14 +10,14 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import uvloop
 
 from service.api.json_parser import COMMAND, JsonParser
 from service.errors import BadJson, CostLimit, EngineFailed
@@ -33,7 +33,6 @@ def story(
     check: Callable[[JsonParser], Awaitable[None]],
     command: tuple[str, ...] = COMMAND,
     numbers: int = 2**20,
-    run: Callable[[Coroutine[Any, Any, None]], None] = asyncio.run,
 ) -> None:
     async def main() -> None:
         parser = JsonParser(32, numbers, command)
@@ -42,7 +41,14 @@ def story(
         finally:
             parser.close()
 
-    run(main())
+    asyncio.run(main())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for what a thread does a moment later."""
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 (what is waited for is state, not an event)
+            await asyncio.sleep(0.001)
 
 
 def children() -> list[int]:
@@ -137,12 +143,13 @@ class Counting(JsonParser):
     def __init__(self) -> None:
         super().__init__(32, 2**20)
         self.num_exchanges = 0
-        self.may_go_on = asyncio.Event()
+        self.has_begun, self.may_go_on = threading.Event(), threading.Event()
 
-    async def _ask(self, body):
+    def _ask(self, body):
         self.num_exchanges += 1
-        await self.may_go_on.wait()
-        return await super()._ask(body)
+        self.has_begun.set()
+        assert self.may_go_on.wait(10)
+        return super()._ask(body)
 
 
 def test_a_body_that_waits_is_dropped_when_its_caller_leaves_and_one_that_is_parsed_is_reported():
@@ -150,7 +157,7 @@ def test_a_body_that_waits_is_dropped_when_its_caller_leaves_and_one_that_is_par
         parser = Counting()
         left: list[asyncio.Future[Any]] = []
         leaving = [asyncio.ensure_future(parser.parse(SMALL, left.append)) for _ in range(12)]
-        await asyncio.sleep(0.01)
+        await asyncio.to_thread(parser.has_begun.wait, 10)
         for task in leaving:
             task.cancel()
         await asyncio.wait(leaving)
@@ -175,10 +182,22 @@ def test_the_parser_keeps_no_answer_when_its_caller_has_left():
         document = await parser.parse(LARGE)
         assert held() > before + 2**20
         del document
-        await asyncio.sleep(0)
-        assert held() <= before
+        await until(lambda: held() <= before)
 
     story(check)
+
+
+def test_the_end_of_the_parser_ends_an_exchange_and_starts_no_process():
+    async def check(parser: JsonParser) -> None:
+        before = set(children())
+        parsing = asyncio.ensure_future(parser.parse(LARGE))
+        await until(lambda: set(children()) != before)
+        parser.close()
+        with pytest.raises(EngineFailed):
+            await parsing
+        assert set(children()) == before
+
+    story(check, (sys.executable, "-c", "import time; time.sleep(60)"))
 
 
 class Body(bytearray):
@@ -193,12 +212,11 @@ def test_a_body_that_kills_the_helper_process_twice_leaves_the_memory_without_a_
         with contextlib.suppress(EngineFailed):
             await parser.parse(body)
         del body
-        await asyncio.sleep(0)
-        assert kept() is None
+        await until(lambda: kept() is None)
 
     gc.disable()
     try:
-        story(check, KILLED, run=uvloop.run)  # asyncio's own `sock_sendall` leaves a cycle
+        story(check, KILLED)
     finally:
         gc.enable()
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import zstandard
 
-from service.api.request_body import BodyLimits, Part, announced_body, decompressed, read_body
+from service.api.request_body import Part, announced_body, decompressed, read_body
 from service.api.request_context import ByteBudget, Reservation
 from service.errors import (
     BadEncoding,
@@ -23,7 +23,7 @@ from service.http.asgi import ClientGone
 from service.http.request_parser import HeaderFields
 from tests.receive_cycle import ReceiveCycle
 
-LIMITS = BodyLimits(max_bytes=1000, timeout_s=5)
+MAX_BYTES = 1000
 SKIPPABLE = (0x184D2A53).to_bytes(4, "little") + (5).to_bytes(4, "little") + b"ready"
 
 
@@ -58,14 +58,18 @@ async def in_a_thread(work):
 
 
 def read(
-    receive, *headers: tuple[bytes, bytes], limits: BodyLimits = LIMITS, codings: tuple[bytes, ...] = tuple(PACKERS)
+    receive,
+    *headers: tuple[bytes, bytes],
+    max_bytes: int = MAX_BYTES,
+    timeout_s: float = 5,
+    codings: tuple[bytes, ...] = tuple(PACKERS),
 ) -> bytes:
-    coding, _ = announced_body(HeaderFields(headers), codings, limits.max_bytes)
+    coding, _ = announced_body(HeaderFields(headers), codings, max_bytes)
     cycle: Any = ReceiveCycle(receive)
 
     async def main() -> list[Part]:
-        parts = await read_body(cycle, limits, lambda _: None)
-        return parts if coding is None else await decompressed(parts, coding, limits, lambda _: None, in_a_thread)
+        parts = await read_body(cycle, max_bytes, timeout_s, lambda _: None)
+        return parts if coding is None else await decompressed(parts, coding, max_bytes, lambda _: None, in_a_thread)
 
     return b"".join(asyncio.run(main()))
 
@@ -98,7 +102,7 @@ def test_leading_zeros_of_a_length_are_ignored():
 
 def test_a_body_that_never_ends_is_a_client_timeout():
     with pytest.raises(ClientTimeout):
-        read(Parts(b"x", then="hang"), limits=BodyLimits(1000, 0.01))
+        read(Parts(b"x", then="hang"), timeout_s=0.01)
 
 
 def test_a_disconnect_during_the_body_ends_the_request():
@@ -133,7 +137,7 @@ def test_the_bytes_of_a_refused_body_are_not_counted():
     byte_budget = ByteBudget(1000, "bodies")
     cycle: Any = Arriving()
     with pytest.raises(QueueFull):
-        asyncio.run(read_body(cycle, LIMITS, Reservation(byte_budget).grow))
+        asyncio.run(read_body(cycle, MAX_BYTES, 5, Reservation(byte_budget).grow))
     assert cycle.callback is None
     assert byte_budget.num_bytes == 0
 
@@ -149,7 +153,7 @@ def test_compressed_bodies_are_decompressed_up_to_the_limit(name):
 def test_a_bomb_is_refused_at_the_limit(name):
     bomb = PACKERS[name](b"\0" * 50_000_000)
     with pytest.raises(DecompressedTooLarge):
-        read(Parts(bomb), (b"content-encoding", name), limits=BodyLimits(2**20, 5))
+        read(Parts(bomb), (b"content-encoding", name), max_bytes=2**20)
 
 
 @packed
@@ -169,7 +173,7 @@ def test_a_compressed_body_of_several_parts_is_held_once():
     parts: list[Part] = [whole[:5], whole[5:]]
 
     async def main() -> list[Part]:
-        return await decompressed(parts, b"deflate", LIMITS, lambda _: held.append(len(parts)), in_a_thread)
+        return await decompressed(parts, b"deflate", MAX_BYTES, lambda _: held.append(len(parts)), in_a_thread)
 
     assert b"".join(asyncio.run(main())) == b"y" * 1000
     assert held == [0]
@@ -213,12 +217,12 @@ def test_zstd_frames_follow_each_other_and_skippable_ones_are_skipped(body):
 )
 def test_skippable_frames_alone_cut_or_without_end_are_bad_encoding(body):
     with pytest.raises(BadEncoding):
-        read(Parts(body), (b"content-encoding", b"zstd"), limits=BodyLimits(2**20, 5))
+        read(Parts(body), (b"content-encoding", b"zstd"), max_bytes=2**20)
 
 
 def test_a_body_of_very_many_members_is_refused_early():
     with pytest.raises(BadEncoding, match="1024 members"):
-        read(Parts(gzip.compress(b"") * 30_000), (b"content-encoding", b"gzip"), limits=BodyLimits(2**20, 5))
+        read(Parts(gzip.compress(b"") * 30_000), (b"content-encoding", b"gzip"), max_bytes=2**20)
 
 
 def test_nothing_may_follow_the_one_member_of_deflate():
@@ -235,8 +239,7 @@ def test_an_empty_compressed_body_is_bad_encoding():
 def test_members_of_any_size_are_joined(size):
     parts = [bytes([i]) * size for i in range(3)]
     packed = b"".join(gzip.compress(part, compresslevel=0) for part in parts)
-    limits = BodyLimits(2**20, 5)
-    assert read(Parts(packed), (b"content-encoding", b"gzip"), limits=limits) == b"".join(parts)
+    assert read(Parts(packed), (b"content-encoding", b"gzip"), max_bytes=2**20) == b"".join(parts)
 
 
 @pytest.mark.parametrize("name", [b"br", b"compress", b"zzz", b"gzip, gzip", b"deflate"])

@@ -8,40 +8,36 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.attention.attention_weights import BLOCK_ROWS
-from service.attention.call import AttentionCall, WeightsWanted
-from service.attention.cost import (
-    PRODUCT_FLOPS,
-    WORKSPACE_TABLES,
-    attention_flops,
-    attention_table_bytes,
-    flops,
-    table_bytes,
-)
+from service.attention.call import AttentionCall, Call, WeightsWanted
+from service.attention.cost import PRODUCT_FLOPS, WORKSPACE_TABLES, attention_flops, flops, table_bytes
 from service.attention.masks import Added, CombinedMask, Sizes, causal
-from tests.attention_fixtures import engine_mask, make_spec
+from tests.attention_fixtures import DTYPES, engine_mask, make_spec
 from tests.strategies import masks_for, weights_wanted
 
 sizes_drawn = st.builds(Sizes, st.integers(1, 3), st.integers(1, 3), st.integers(1, 300), st.integers(1, 40))
+
+
+def call(dtype: torch.dtype = torch.float32, **fields) -> Call:
+    return Call(torch.empty(1, 1, 1, dtype=dtype), **fields)
 
 
 @settings(max_examples=150)
 @given(st.data(), sizes_drawn, st.booleans())
 def test_the_table_of_masks_is_counted_to_the_byte(data, sizes, has_extra):
     combined = engine_mask(data.draw(masks_for(sizes)), sizes)
-    spec = make_spec(12, sizes.heads, add_zero_attn=has_extra)
-    for dtype in (torch.float32, torch.float64):
-        table = None if combined is None else combined.lowered(0, dtype, spec.extra_keys)
-        found = table_bytes(spec, sizes, combined, None, dtype.itemsize)
+    for dtype in DTYPES:
+        computed = torch.float64 if dtype == torch.float64 else torch.float32
+        table = None if combined is None else combined.lowered(0, computed, has_extra)
+        found = table_bytes(call(dtype, mask=combined), sizes._replace(keys=sizes.keys + has_extra))
         assert found == (0 if table is None else table.nbytes)
 
 
 def test_the_workspace_of_weights_is_one_block_of_rows():
-    spec, sizes = make_spec(24, 3), Sizes(5, 3, 10**6, 10**7)
-    block = BLOCK_ROWS * 10**7 * WORKSPACE_TABLES * 4
-    assert table_bytes(spec, sizes, None, WeightsWanted("heads"), 4) == block
-    assert table_bytes(spec, sizes, None, WeightsWanted("top_k", k=1, heads=(2,), queries=(0,)), 4) == block
-    few = Sizes(1, 3, 2, 50)
-    assert table_bytes(spec, few, None, WeightsWanted("mean"), 4) == 3 * 2 * 50 * WORKSPACE_TABLES * 4
+    sizes, block = Sizes(5, 3, 10**6, 10**7), BLOCK_ROWS * 10**7 * WORKSPACE_TABLES * 4
+    for wanted in (WeightsWanted("heads"), WeightsWanted("top_k", k=1, heads=(2,), queries=(0,))):
+        assert table_bytes(call(weights=wanted), sizes) == block
+    few = call(weights=WeightsWanted("mean"))
+    assert table_bytes(few, Sizes(1, 3, 2, 50)) == 3 * 2 * 50 * WORKSPACE_TABLES * 4
 
 
 def test_a_call_without_masks_and_weights_costs_two_flops_per_multiply_add():
@@ -102,11 +98,10 @@ def test_a_selection_costs_the_blocks_that_it_touches():
 
 
 def test_a_bias_equal_for_all_rows_needs_no_table_of_rows():
-    sizes = Sizes(1, 12, 4700, 4700)
-    spec, columns = make_spec(384, 12), Added(torch.zeros(1, 1, 1, 4700))
-    assert table_bytes(spec, sizes, CombinedMask(sizes, (columns,)), None, 4) == 4 * 4700
+    sizes, columns = Sizes(1, 12, 4700, 4700), Added(torch.zeros(1, 1, 1, 4700))
+    assert table_bytes(call(mask=CombinedMask(sizes, (columns,))), sizes) == 4 * 4700
     rows = Added(torch.zeros(1, 12, 4700, 1))
-    assert table_bytes(spec, sizes, CombinedMask(sizes, (rows, columns)), None, 4) == 4 * 12 * 4700**2
+    assert table_bytes(call(mask=CombinedMask(sizes, (rows, columns))), sizes) == 4 * 12 * 4700**2
 
 
 def attention_call(heads: int, rows: int, keys: int, width: int, value_width: int, **fields) -> AttentionCall:
@@ -121,7 +116,7 @@ def attention_call(heads: int, rows: int, keys: int, width: int, value_width: in
 def test_attention_without_a_layer_counts_the_products_of_every_query_head():
     sizes = Sizes(2, 3, 5, 7)
     assert attention_flops(attention_call(3, 5, 7, 8, 8), sizes) == 2 * (2 * 3 * 5 * 7) * 16
-    assert attention_table_bytes(attention_call(3, 5, 7, 8, 8), sizes) == 0
+    assert table_bytes(attention_call(3, 5, 7, 8, 8), sizes) == 0
 
 
 @pytest.mark.parametrize(
@@ -139,7 +134,7 @@ def test_each_option_of_attention_without_a_layer_costs_flops_and_a_workspace(fi
     sizes = Sizes(2, 3, 5, 7)
     plain, more = attention_call(3, 5, 7, 8, 8), attention_call(3, 5, 7, 8, 8, **fields)
     assert attention_flops(more, sizes) > attention_flops(plain, sizes)
-    assert attention_table_bytes(more, sizes) == 3 * 5 * 7 * WORKSPACE_TABLES * 4
+    assert table_bytes(more, sizes) == 3 * 5 * 7 * WORKSPACE_TABLES * 4
 
 
 def test_many_small_products_cost_their_calls():

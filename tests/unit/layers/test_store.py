@@ -109,6 +109,21 @@ def test_a_failed_save_leaves_the_old_layer_and_nothing_else(store, monkeypatch)
     assert [entry.name for entry in store.directory.iterdir()] == ["tiny.safetensors"]
 
 
+def test_a_layer_is_stored_in_a_directory_that_may_not_be_read(store, monkeypatch):
+    """The rename has succeeded by then. Root may read every directory, so the refusal is played."""
+    open_, layer = os.open, stored()
+
+    def refuse_directories(path, flags, *args, **kwargs):
+        if flags & os.O_DIRECTORY:
+            raise PermissionError(13, "Permission denied")
+        return open_(path, flags, *args, **kwargs)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", refuse_directories)
+        store.save(layer)
+    assert store.load("tiny").digest == layer.digest
+
+
 def test_a_directory_that_cannot_be_created_is_refused(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(LayerError, match="cannot be written"):

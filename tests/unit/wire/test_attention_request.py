@@ -144,7 +144,7 @@ def test_causal_starts_behind_the_past_unless_it_says_otherwise():
         assert found.mask is not None
         (run,) = found.mask.masks
         assert isinstance(run, Run)
-        assert run.high[0].tolist() == [min(12, i + offset + 1) for i in range(3)]
+        assert run.high.flatten().tolist() == [min(12, i + offset + 1) for i in range(3)]
 
 
 @pytest.mark.parametrize(
