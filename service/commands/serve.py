@@ -64,8 +64,7 @@ def serve(
         host=settings.host,
         port=settings.port,
         workers=settings.workers,
-        drain_delay_s=settings.drain_delay_s,
-        shutdown_grace_s=settings.shutdown_grace_s,
+        drain_s=settings.drain_delay_s + settings.shutdown_grace_s,
         watchdog_timeout_s=settings.stuck_s,
         run_dir=None if settings.run_dir is None else str(settings.run_dir),
     )
@@ -153,12 +152,12 @@ def _run(settings: Settings, port: int, slot: int, descriptor: int, run_dir: Pat
     """Open the channel to the supervisor and the port, import torch, and serve; return the exit code of the process."""
     from service.http.listener import BACKLOG
     from service.supervisor.channel import MAX_SUPERVISOR_BYTES, Channel
-    from service.supervisor.processes import bind, max_connections, raise_descriptor_limit, unbuffer_streams
+    from service.supervisor.processes import bind, raise_descriptor_limit, unbuffer_streams
     from service.worker.control_channel import ControlChannel
 
     unbuffer_streams()
     channel = ControlChannel(Channel(socket.socket(fileno=descriptor), MAX_SUPERVISOR_BYTES), has_peers=peers > 0)
-    raise_descriptor_limit(max_connections(settings.max_connections))
+    raise_descriptor_limit(settings.max_connections)
     listener = bind(settings.host, port)
     if not peers:
         # The first process listens at once: while it imports torch, an early request waits for its 503, and its connection is not

@@ -34,21 +34,20 @@ class Member:
     send: Callable[[ServiceStatus], None]
     status: WorkerStatus = dataclasses.field(default_factory=WorkerStatus)
     reported_at: float = -math.inf
-    last_change: int = 0
     outcome: Outcome | None = None
     sent: ServiceStatus | None = None
 
 
 @dataclasses.dataclass(slots=True)
 class Rollout:
-    """A change in progress, which the process `author` requested; `error` is set while an aborted one awaits acknowledgements."""
+    """A change in progress, which the process `author` requested; the author gets `outcome` when it has ended.
+
+    While the desired state is SETTLED, it has been aborted and awaits acknowledgements.
+    """
 
     author: int
-    number: int
-    pids: frozenset[int]
     deadline: float
-    is_new: bool
-    error: ServiceError | None = None
+    outcome: Outcome
 
 
 class Coordinator:
@@ -58,6 +57,7 @@ class Coordinator:
         self.expected_workers = expected_workers
         self.desired = DesiredState()
         self._now = now
+        self._paused_s = 0.0
         self._members: dict[int, Member] = {}
         self._reported_at = now()
         self._rollout: Rollout | None = None
@@ -72,38 +72,33 @@ class Coordinator:
         member = self._members.get(pid)
         if member is None:
             return
-        now = self._now()
-        if (pause_s := now - self._reported_at) > PAUSE_S:
-            for other in self._members.values():
-                other.reported_at += pause_s
-            if self._rollout is not None:
-                self._rollout.deadline += pause_s
-        member.status, member.reported_at, self._reported_at = status, now, now
+        pause_s = self._time() - self._reported_at
+        if pause_s > PAUSE_S:
+            self._paused_s += pause_s
+        before, member.status = member.status, status
+        member.reported_at = self._reported_at = self._time()
         if self.desired.version == 0 and status.found is not None:
             self.desired = DesiredState(1, layers=status.found)
-        rollout, change = self._rollout, status.change
-        if rollout is not None and rollout.author == pid and (change is None or change.number != rollout.number):
-            self._abort(None)
-        if change is not None and change.number != member.last_change:
-            member.last_change = change.number
-            try:
-                self._prepare(pid, change)
-            except ServiceError as error:
-                member.outcome = _outcome(change.number, error)
+        if (change := status.change) != before.change:
+            self._withdraw(pid)
+            if change is not None:
+                try:
+                    self._prepare(pid, change)
+                except ServiceError as error:
+                    member.outcome = _refused(change.number, error)
         member.sent = None
         self._go_on()
 
     def leave(self, pid: int) -> None:
         """Remove a process that has ended."""
         self._members.pop(pid, None)
-        if self._rollout is not None and self._rollout.author == pid:
-            self._abort(None)
+        self._withdraw(pid)
         self._go_on()
 
     def why_not_ready(self) -> str | None:
         """Return None while every expected process is ready, else the worst reason in one sentence."""
         reported = [member for member in self._members.values() if member.reported_at > -math.inf]
-        fresh = [member.status for member in self._fresh().values()]
+        fresh = self._fresh().values()
         for status in fresh:
             if status.state is State.FAILED:
                 return f"a process has failed: {status.reason}" if status.reason else "a process has failed"
@@ -112,7 +107,7 @@ class Coordinator:
                 return self._count(count, state.value)
         if len(fresh) < len(reported):
             oldest = min(member.reported_at for member in reported)
-            return f"a process has not reported for {self._now() - oldest:.0f} s"
+            return f"a process has not reported for {self._time() - oldest:.0f} s"
         if len(fresh) < self.expected_workers:
             return self._count(self.expected_workers - len(fresh), "not up yet")
         return None
@@ -121,44 +116,55 @@ class Coordinator:
         nouns = "process" if self.expected_workers == 1 else "processes"
         return f"{count} of {self.expected_workers} {nouns} {'is' if count == 1 else 'are'} {what}"
 
-    def _fresh(self) -> dict[int, Member]:
-        oldest = self._now() - MAX_AGE_S
-        return {pid: member for pid, member in self._members.items() if member.reported_at >= oldest}
+    def _time(self) -> float:
+        """Return monotonic seconds without those in which the coordinator was paused."""
+        return self._now() - self._paused_s
+
+    def _fresh(self) -> dict[int, WorkerStatus]:
+        """Return the status of each process that counts."""
+        oldest = self._time() - MAX_AGE_S
+        return {pid: member.status for pid, member in self._members.items() if member.reported_at >= oldest}
 
     def _prepare(self, author: int, change: Change) -> None:
         """Begin the change, or set its outcome if every process serves it already; raise LayerChanged or NotReady."""
         if self._rollout is not None:
             raise NotReady("another change of layers is under way", retry_after_s=1)
         current = self.desired.layers.get(change.name)
-        fresh = self._fresh()
-        ready = [one for one in fresh.values() if one.status.state is State.READY]
-        num_serving = sum(one.status.version == self.desired.version for one in ready)
+        fresh = self._fresh().values()
+        num_serving = sum(one.state is State.READY and one.version == self.desired.version for one in fresh)
         if current == change.digest and num_serving >= self.expected_workers:
             self._members[author].outcome = Outcome(change.number)
             return
         if change.digest is not None and current not in (change.seen, change.digest):
             raise LayerChanged("another change of this layer came first; nothing was changed")
-        up = (State.READY, State.FAILED)
-        pids = frozenset(pid for pid, one in fresh.items() if one.status.state in up and one.status.version)
-        if len(pids) < self.expected_workers:
-            raise NotReady(f"{len(pids)} of {self.expected_workers} processes are up", retry_after_s=5)
-        self._rollout = Rollout(author, change.number, pids, self._now() + change.timeout_s, current is None)
+        num_up = sum(one.state in (State.READY, State.FAILED) and one.version > 0 for one in fresh)
+        if num_up < self.expected_workers:
+            raise NotReady(f"{num_up} of {self.expected_workers} processes are up", retry_after_s=5)
+        outcome = Outcome(change.number, is_new=current is None)
+        self._rollout = Rollout(author, self._time() + change.timeout_s, outcome)
         self.desired = self.desired.prepare(change.name, change.digest)
+
+    def _withdraw(self, author: int) -> None:
+        """Roll back the change that this process requested, because it no longer waits for the outcome."""
+        if self._rollout is not None and self._rollout.author == author:
+            self._rollout, self.desired = None, self.desired.abort()
 
     def _go_on(self) -> None:
         """Take the next step of the rollout if its condition holds, and send the status to every process that lacks it."""
         rollout = self._rollout
-        if rollout is not None and rollout.error is None:
+        if rollout is not None and self.desired.phase is not Phase.SETTLED:
             try:
                 self._commit(rollout)
             except (LayerChanged, NotReady) as error:
-                self._abort(error)
+                self.desired = self.desired.abort()
+                rollout.outcome = _refused(rollout.outcome.number, error)
+                rollout.deadline = self._time() + ABORT_S
         elif rollout is not None:
             are_back = all(one.status.version in (0, self.desired.version) for one in self._members.values())
-            if are_back or self._now() >= rollout.deadline:
+            if are_back or self._time() >= rollout.deadline:
                 self._end(rollout)
         reason = self.why_not_ready()
-        ready = [pid for pid, one in self._fresh().items() if one.status.state is State.READY]
+        ready = [pid for pid, status in self._fresh().items() if status.state is State.READY]
         for member in self._members.values():
             status = ServiceStatus(self.desired, reason, ready, member.outcome)
             if status != member.sent:
@@ -167,43 +173,30 @@ class Coordinator:
 
     def _commit(self, rollout: Rollout) -> None:
         """Enter the next phase once every process has acknowledged; raise LayerChanged or NotReady if one never will."""
-        desired, fresh = self.desired, self._fresh()
-        acknowledged = [one.status for one in fresh.values() if one.status.version == desired.version]
+        desired, fresh = self.desired, self._fresh().values()
+        acknowledged = [status for status in fresh if status.version == desired.version]
         for status in acknowledged:
             if status.refusal and status.is_file_changed:
                 raise LayerChanged("the layer's file changed while the processes loaded it; nothing was changed")
             if status.refusal:
                 reason = f"a process could not load the layer; the change was rolled back: {status.refusal}"
                 raise NotReady(reason, retry_after_s=5)
-        if desired.phase is Phase.PREPARE and rollout.pids - fresh.keys():
+        if desired.phase is Phase.PREPARE and len(fresh) < self.expected_workers:
             raise NotReady("a process ended or fell silent during the change; it was rolled back", retry_after_s=5)
         if len(acknowledged) < self.expected_workers:
-            if self._now() >= rollout.deadline:
+            if self._time() >= rollout.deadline:
                 reason = "a process did not acknowledge the change in time; it was rolled back"
                 raise NotReady(reason, retry_after_s=5)
-            return
-        if desired.phase is Phase.PREPARE:
+        elif desired.phase is Phase.PREPARE:
             self.desired = desired.serve()
         else:
             self.desired = desired.settle()
             self._end(rollout)
 
-    def _abort(self, error: ServiceError | None) -> None:
-        """Roll back. The author gets `error` once every process has acknowledged that; None if the author withdrew or died."""
-        assert self._rollout is not None, "no change is in progress. This is a bug."
-        if self.desired.phase is not Phase.SETTLED:
-            self.desired = self.desired.abort()
-        if error is None:
-            self._rollout = None
-        else:
-            self._rollout.error, self._rollout.deadline = error, self._now() + ABORT_S
-
     def _end(self, rollout: Rollout) -> None:
         self._rollout = None
-        self._members[rollout.author].outcome = _outcome(rollout.number, rollout.error, is_new=rollout.is_new)
+        self._members[rollout.author].outcome = rollout.outcome
 
 
-def _outcome(number: int, error: ServiceError | None, *, is_new: bool = False) -> Outcome:
-    if error is None:
-        return Outcome(number, is_new)
+def _refused(number: int, error: ServiceError) -> Outcome:
     return Outcome(number, code=error.code, message=error.message, retry_after_s=error.retry_after_s)

@@ -84,14 +84,12 @@ def max_connections(asked: int) -> int:
     return asked or min(DEFAULT_MAX_CONNECTIONS, descriptors - RESERVED_DESCRIPTORS)
 
 
-def raise_descriptor_limit(connections: int) -> None:
-    """Raise the soft limit of this process to what the connections need, or to the hard limit."""
+def raise_descriptor_limit(asked: int) -> None:
+    """Raise the soft limit of this process to what `max_connections(asked)` need, which the hard limit allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    number = connections + RESERVED_DESCRIPTORS
-    if hard != resource.RLIM_INFINITY:
-        number = min(number, hard)
-    if soft != resource.RLIM_INFINITY and soft < number:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (number, hard))
+    needed = max_connections(asked) + RESERVED_DESCRIPTORS
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def print_error(message: str) -> None:

@@ -64,7 +64,9 @@ class DesiredState:
         return DesiredState(self.version + 1, Phase.SETTLED, self.layers)
 
     def abort(self) -> DesiredState:
-        assert self.phase is not Phase.SETTLED, "no change is in progress. This is a bug."
+        """Return the state that undoes the change in progress, or this one if there is none."""
+        if self.phase is Phase.SETTLED:
+            return self
         return DesiredState(self.version + 1, Phase.SETTLED, self.previous)
 
 

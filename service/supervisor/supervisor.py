@@ -50,6 +50,7 @@ ECHO_S = 0.2
 # A worker that is stopped before it has installed its handlers dies of SIGTERM. It has read no request.
 _ORDERLY_ENDS = (0, -signal.SIGTERM)
 _STOPS = (signal.SIGTERM, signal.SIGINT)
+_SIGNAL_NAMES = {signum.value: signum.name for signum in signal.Signals}
 
 FIRST_DELAY_S = 0.1
 LONGEST_DELAY_S = 5.0
@@ -66,15 +67,14 @@ class Plan:
 
     `supervise` adds the options `--port` and `--run-dir` to `command`, and each start `--slot` (counts from 0 and outlives the
     process in it), `--peers` (how many other processes send messages) and `--channel` (the number of an open descriptor).
-    `watchdog_timeout_s` is how long a process may send no message.
+    `drain_s` is how long a process may drain (the delay and the grace), `watchdog_timeout_s` how long it may send no message.
     """
 
     command: Sequence[str]
     host: str
     port: int
     workers: int
-    drain_delay_s: float
-    shutdown_grace_s: float
+    drain_s: float
     watchdog_timeout_s: float
     run_dir: str | None = None
 
@@ -205,7 +205,7 @@ class Supervisor:
         self._hear(slot, is_dead=True)
         slot.pid = slot.checks_since_message = None
         self._clean_up(slot.index)
-        how = {"signal": _signal_name(-code)} if code < 0 else {"exit_code": code}
+        how = {"signal": _SIGNAL_NAMES.get(-code, f"signal {-code}")} if code < 0 else {"exit_code": code}
         lived_s = round(self._system.now() - slot.started, 3)
         if self._exit_code is not None:
             level = "info" if code in _ORDERLY_ENDS else "error"
@@ -239,7 +239,7 @@ class Supervisor:
     def _end_all(self, exit_code: int) -> None:
         self._exit_code = exit_code
         self._signal_all(signal.SIGTERM)
-        self._deadline = self._system.now() + self._plan.drain_delay_s + self._plan.shutdown_grace_s + FORCE_S
+        self._deadline = self._system.now() + self._plan.drain_s + FORCE_S
 
     def _signal_all(self, signum: signal.Signals) -> None:
         self._check_at = self._deadline = math.inf
@@ -247,13 +247,6 @@ class Supervisor:
             slot.start_at = math.inf
             if slot.pid is not None:
                 self._system.kill(slot.pid, signum)
-
-
-def _signal_name(signum: int) -> str:
-    try:
-        return signal.Signals(signum).name
-    except ValueError:
-        return f"signal {signum}"
 
 
 def exec_supervisor(plan: Plan, environment: Mapping[str, str]) -> NoReturn:

@@ -1,8 +1,6 @@
 """ControlChannel: a process's link to the coordinator, which runs in the supervisor.
 
 Must not know: layers, HTTP, what the reports say.
-Invariants: Every report is the whole status of this process, and `service` is the latest status of the whole service. The timer
-that repeats the report runs on the event loop, so reports show that the loop runs. Nothing waits for the supervisor.
 """
 
 from __future__ import annotations
@@ -22,7 +20,10 @@ MAX_UNANSWERED = int(MAX_AGE_S / PING_S)
 
 
 class ControlChannel:
-    """`has_peers`: other processes' loops ran already when this one started. `ended` is called if the supervisor ends first."""
+    """`status` is the latest of this process, `service` that of the whole service.
+
+    `has_peers`: other processes' loops ran already when this one started. `ended` is called if the supervisor ends first.
+    """
 
     def __init__(self, end: Channel, *, has_peers: bool) -> None:
         self.has_peers = has_peers

@@ -32,7 +32,7 @@ R = TypeVar("R")
 
 
 class LayerRegistry:
-    """`catalog` is None until the first layers are loaded.
+    """`catalog` is None until the first layers are loaded, `applied` (the last desired state) has version 0 until then.
 
     `fault` says why the last desired state cannot be served as it stands, `refusal` why its change cannot be made. They differ: a
     layer that was missing before must not block a change of another layer, which may be the repair. A `refusal` that is no
@@ -41,6 +41,7 @@ class LayerRegistry:
 
     def __init__(self, store: Store, engine: Engine, telemetry: Telemetry) -> None:
         self.catalog: Catalog | None = None
+        self.applied = DesiredState()
         self.fault: str | None = None
         self.refusal: LayerError | None = None
         self._store = store
@@ -80,15 +81,16 @@ class LayerRegistry:
         """Return the digest of the layer that the directory has under that name now; raises LayerError and its subclasses."""
         return (await self._read(self._digest_thread, self._store.load, name)).digest
 
-    async def apply(self, desired: DesiredState, *, is_retry: bool = False) -> None:
+    async def apply(self, desired: DesiredState) -> None:
         """Load the layers of the desired state, serve those that it serves, and release the rest.
 
-        A layer that failed before is tried again in a retry, or if the state changes that layer: its file may be slow, and a
-        change of another layer must not wait for it.
+        A layer that failed before is tried again if the same state is applied again, or if the state changes that layer: its file
+        may be slow, and a change of another layer must not wait for it.
         """
         if self._attention is None:
             self._attention = ServedAttention(await self._load_on_engine("attention without a layer", None, {}))
             self._telemetry.layer_loaded(self._attention.name, self._attention.loaded)
+        is_retry = desired.version == self.applied.version
         refusals: dict[tuple[str, str], LayerError] = {}
         for key in sorted(desired.loaded - self._loaded.keys()):
             if key in self._refusals and not is_retry and key[0] != desired.changed_layer:
@@ -98,7 +100,7 @@ class LayerRegistry:
                 await self._load(*key)
             except LayerError as error:
                 refusals[key] = type(error)(error.message)  # without its traceback, which holds the tensors
-        self._refusals = refusals
+        self._refusals, self.applied = refusals, desired
         self._serve(desired)
         first = next((refusals[key] for key in desired.layers.items() if key in refusals), None)
         before, self.fault = self.fault, None if first is None else first.message
@@ -154,7 +156,7 @@ class LayerRegistry:
 
 
 class Reconciler:
-    """Applies desired states to the registry, and calls `acknowledge` with the version of each.
+    """Applies desired states to the registry, and calls `acknowledge` after each.
 
     While there is no state (version 0), a process proposes what it found in the directory. Then it serves what that says, not
     what the directory holds by then. A layer that could not be loaded is tried again after `retry_s`, because a missing file may
@@ -167,7 +169,7 @@ class Reconciler:
         channel: ControlChannel,
         clock: Clock,
         retry_s: float,
-        acknowledge: Callable[[int], None],
+        acknowledge: Callable[[], object],
     ) -> None:
         self._registry = registry
         self._channel = channel
@@ -175,7 +177,6 @@ class Reconciler:
         self._retry_s = retry_s
         self._acknowledge = acknowledge
         self._checked = asyncio.Event()
-        self.applied = DesiredState()  # version 0 before the first
         self._applying: tuple[DesiredState, asyncio.Task[None]] | None = None
         self._retry_at = 0.0
 
@@ -201,9 +202,8 @@ class Reconciler:
         while True:
             await self._check()
             desired = self._channel.service.desired
-            if desired.version != self.applied.version or (
-                self._registry.fault and self._clock.now() >= self._retry_at
-            ):
+            is_retry_due = self._registry.fault is not None and self._clock.now() >= self._retry_at
+            if desired.version != self._registry.applied.version or is_retry_due:
                 await self._apply_until_replaced(desired)
 
     async def _check(self) -> None:
@@ -223,9 +223,8 @@ class Reconciler:
             task.cancel()
 
     async def _apply(self, desired: DesiredState) -> None:
-        is_retry, had_fault = desired.version == self.applied.version, self._registry.fault is not None
-        await self._registry.apply(desired, is_retry=is_retry)
-        self.applied = desired
+        is_retry, had_fault = desired.version == self._registry.applied.version, self._registry.fault is not None
+        await self._registry.apply(desired)
         if is_retry or not had_fault:  # frequent changes of other layers must not put a retry off
             self._retry_at = self._clock.now() + self._retry_s
-        self._acknowledge(desired.version)
+        self._acknowledge()

@@ -71,7 +71,6 @@ class Readiness:
         self._write_error: str | None = None  # why the run directory cannot be written
         self._has_loaded = asyncio.Event()  # set when the layers are loaded, or never will be
         self._is_listening = False
-        self._version = 0
         self._ready_before: set[int] = set()  # pids of processes that have been ready
 
     @property
@@ -91,9 +90,8 @@ class Readiness:
         self._is_listening = True
         self.report()
 
-    def state_applied(self, version: int) -> None:
-        """Record that the registry has applied that version of the desired state, and acknowledge it."""
-        self._version = version
+    def state_applied(self) -> None:
+        """Acknowledge the desired state that the registry has applied."""
         self._has_loaded.set()
         self.report()
 
@@ -156,7 +154,7 @@ class Readiness:
         self._channel.report(
             state=self._state(reason),
             reason=reason or "",
-            version=self._version,
+            version=self._registry.applied.version,
             refusal="" if refusal is None else refusal.message,
             is_file_changed=refusal is not None and not isinstance(refusal, LayerNotLoaded),
         )

@@ -102,10 +102,7 @@ class Server(uvicorn.Server):
         self._tasks = self.server_state.tasks
 
     def rebalance(self) -> None:
-        """Shed the open connections after another process has joined: each ends with its next response.
-
-        Shed all of them: the kernel gives the new process only its share of the clients that connect again.
-        """
+        """Shed all open connections: the kernel gives the new process only its share of the clients that connect again."""
         connections = list(self._connections)
         if not connections:
             return

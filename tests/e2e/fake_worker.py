@@ -39,8 +39,7 @@ def serve(options, arguments):
             host="127.0.0.1",
             port=options.port,
             workers=options.workers,
-            drain_delay_s=options.delay,
-            shutdown_grace_s=options.grace,
+            drain_s=options.delay + options.grace,
             watchdog_timeout_s=options.silence,
             run_dir=options.run_dir and str(options.run_dir),
         )

@@ -34,7 +34,7 @@ async def processes(directory, count=2, **changed):
             options = {"heartbeat_s": 1.0, "wait": False, "admin": True, **changed}
             started.append(await stack.enter_async_context(running(directory, channel=channel, **options)))
         for process in started:
-            await process.until(lambda process=process: process.service._reconciler.applied.version)
+            await process.until(lambda process=process: process.service._registry.applied.version)
         for process in started:
             await process.until(lambda process=process: process.service.why_not_ready() is None)
         yield started
@@ -177,7 +177,7 @@ def test_an_unloaded_layer_frees_its_memory(service, store):
         store.save(small_layer("small", scale=0.25))
         await one.client.put(PATH)
         await outputs(one)
-        await one.until(lambda: one.service._reconciler.applied.phase is Phase.SETTLED)
+        await one.until(lambda: one.service._registry.applied.phase is Phase.SETTLED)
         gc.collect()
         assert held() is None
         assert one.engine.device_bytes == before
@@ -450,7 +450,7 @@ def test_an_aborted_rollout_leaves_no_process_loading(service, store, slow_files
         release = hold(two)
         leave = asyncio.Event()
         changing = asyncio.ensure_future(request_until(leave, one, "PUT", b""))
-        await one.until(lambda: one.service._reconciler.applied.phase is Phase.PREPARE)
+        await one.until(lambda: one.service._registry.applied.phase is Phase.PREPARE)
         slow_files.slow = "small"
         release()
         await slow_files.until_read()
@@ -486,13 +486,13 @@ def test_a_disconnect_aborts_the_rollout_and_frees_the_lock(service, store, meth
         release = hold(two)
         leave = asyncio.Event()
         changing = asyncio.ensure_future(request_until(leave, one, method, body))
-        await one.until(lambda: one.service._reconciler.applied.phase is not Phase.SETTLED)
+        await one.until(lambda: one.service._registry.applied.phase is not Phase.SETTLED)
         leave.set()
         assert await changing == []
-        await one.until(lambda: one.service._reconciler.applied.phase is Phase.SETTLED)
+        await one.until(lambda: one.service._registry.applied.phase is Phase.SETTLED)
         assert "small" in one.service.catalog.names()
         release()
-        await two.until(lambda: two.service._reconciler.applied.version == one.service._reconciler.applied.version)
+        await two.until(lambda: two.service._registry.applied.version == one.service._registry.applied.version)
         assert (await outputs(one), await outputs(two)) == before
         samples = await one.samples()
         assert samples['attention_cancelled_total{stage="receiving"}'] == 1
@@ -547,10 +547,10 @@ def test_a_rollout_whose_author_died_is_aborted(service, store):
         store.save(small_layer("fresh"))
         release = hold(two)
         changing = asyncio.ensure_future(one.client.put("/v1/layers/fresh"))
-        await one.until(lambda: one.service._reconciler.applied.phase is Phase.PREPARE)
+        await one.until(lambda: one.service._registry.applied.phase is Phase.PREPARE)
         one.channel.coordinator.leave(one.channel.pid)
         release()
-        await two.until(lambda: two.service._reconciler.applied == DesiredState(3, Phase.SETTLED, _digests()))
+        await two.until(lambda: two.service._registry.applied == DesiredState(3, Phase.SETTLED, _digests()))
         assert two.service.catalog.names() == ["cross", "small", "zero"]
         assert await outputs(two) == before
         changing.cancel()
@@ -579,11 +579,11 @@ def test_a_process_that_starts_with_a_changed_file_is_unready_and_serves_the_oth
     async def main():
         coordinator = Coordinator(2, time.monotonic)
         async with running(tmp_path, channel=LocalChannel(coordinator, pid=1), admin=True, wait=False) as one:
-            await one.until(lambda: one.service._reconciler.applied.version)
+            await one.until(lambda: one.service._registry.applied.version)
             for name in ("small", "zero"):
                 store.save(small_layer(name, scale=0.25, add_zero_attn=name == "zero"))
             async with running(tmp_path, channel=LocalChannel(coordinator, pid=2), admin=True, wait=False) as two:
-                await two.until(lambda: two.service._reconciler.applied.version)
+                await two.until(lambda: two.service._registry.applied.version)
                 ready = await two.client.get("/readyz")
                 assert (ready.status_code, ready.json()["code"]) == (503, "not_ready")
                 assert "not the version that is served" in ready.json()["detail"]
@@ -610,7 +610,7 @@ def test_a_restored_file_is_found_without_a_request(tmp_path, store):
         file = tmp_path / "layers" / "small.safetensors"
         file.rename(tmp_path / "away")
         async with running(tmp_path, channel=LocalChannel(coordinator, pid=1), wait=False, probe_s=0.05) as one:
-            await one.until(lambda: one.service._reconciler.applied.version)
+            await one.until(lambda: one.service._registry.applied.version)
             assert "no file of that name" in (await one.client.get("/readyz")).json()["detail"]
             (tmp_path / "away").rename(file)
             await one.until(lambda: one.service.why_not_ready() is None)
@@ -625,7 +625,7 @@ def test_a_draining_process_refuses_rollouts_and_aborts_its_own(service, store):
         before = await outputs(one)
         deafen(two)
         changing = asyncio.ensure_future(one.client.put(PATH))
-        await one.until(lambda: one.service._reconciler.applied.phase is Phase.PREPARE)
+        await one.until(lambda: one.service._registry.applied.phase is Phase.PREPARE)
         one.service.begin_drain()
         assert ((await changing).status_code, (await changing).json()["code"]) == (503, "draining")
         assert (await one.client.delete(PATH)).json()["code"] == "draining"
@@ -693,7 +693,7 @@ def test_a_process_with_another_state_is_not_up(tmp_path):
     async def main():
         coordinator = Coordinator(2, time.monotonic)
         async with running(tmp_path, channel=LocalChannel(coordinator, pid=1), admin=True, wait=False) as one:
-            await one.until(lambda: one.service._reconciler.applied.version)
+            await one.until(lambda: one.service._registry.applied.version)
             coordinator.join(-1, lambda _: None)
             coordinator.report(-1, WorkerStatus(State.STARTING))
             assert (await one.client.delete(PATH)).json()["detail"] == "1 of 2 processes are up"

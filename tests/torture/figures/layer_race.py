@@ -49,7 +49,7 @@ def plant() -> None:
     from service.supervisor.status import DesiredState
     from service.worker.layer_registry import LayerRegistry
 
-    async def apply(self: LayerRegistry, desired: DesiredState, *, is_retry: bool = False) -> None:
+    async def apply(self: LayerRegistry, desired: DesiredState) -> None:
         errors: dict[str, LayerError] = {}
         for name in sorted({name for name, _ in desired.loaded - self._loaded.keys()}):
             try:
@@ -59,6 +59,7 @@ def plant() -> None:
                 await self._load(name, stored.digest)
             except LayerError as error:
                 errors[name] = error
+        self.applied = desired
         self._serve(desired)
         missing = {name: errors[name] for name, digest in desired.layers.items() if (name, digest) not in self._loaded}
         self.refusal = LayerError(missing[desired.changed_layer].message) if desired.changed_layer in missing else None

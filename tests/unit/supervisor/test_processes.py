@@ -81,12 +81,21 @@ def test_more_connections_than_descriptors_refuse_the_start(monkeypatch, wanted,
         max_connections(wanted)
 
 
-@pytest.mark.parametrize(("wanted", "found"), [(100, 700), (800, 800), (10**9, 1000)])
-def test_the_soft_limit_of_descriptors_is_raised_as_far_as_may_be(monkeypatch, wanted, found):
-    limits = [(700, 1000)]
+@pytest.mark.parametrize(
+    ("soft", "asked", "found"),
+    [
+        (700, 200, 700),
+        (700, 640, 800),
+        (700, 1000 - RESERVED_DESCRIPTORS, 1000),
+        (700, 0, 1000),
+        (resource.RLIM_INFINITY, 640, resource.RLIM_INFINITY),
+    ],
+)
+def test_the_soft_limit_of_descriptors_is_raised_as_far_as_needed(monkeypatch, soft, asked, found):
+    limits = [(soft, 1000)]
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
     monkeypatch.setattr(resource, "setrlimit", lambda _, limit: limits.append(limit))
-    raise_descriptor_limit(wanted - RESERVED_DESCRIPTORS)
+    raise_descriptor_limit(asked)
     assert limits[-1] == (found, 1000)
 
 

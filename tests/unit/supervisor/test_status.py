@@ -125,4 +125,4 @@ def test_a_rollout_changes_one_layer(name, digest, layers):
 def test_an_abort_restores_the_old_layers_from_either_phase(steps):
     desired = DesiredState(4, Phase.SETTLED, OLD).prepare("a", "sha256:3")
     desired = desired.serve() if steps == 2 else desired
-    assert desired.abort() == DesiredState(desired.version + 1, Phase.SETTLED, OLD)
+    assert desired.abort() == desired.abort().abort() == DesiredState(desired.version + 1, Phase.SETTLED, OLD)

@@ -123,8 +123,7 @@ class Outcome:
             host="127.0.0.1",
             port=0,
             workers=workers,
-            drain_delay_s=DELAY_S,
-            shutdown_grace_s=GRACE_S,
+            drain_s=DELAY_S + GRACE_S,
             watchdog_timeout_s=watchdog_timeout_s,
         )
         self.system = system
@@ -155,7 +154,7 @@ def test_a_plan_survives_the_exec_and_the_environment_is_no_argument(monkeypatch
 
     monkeypatch.setattr(os, "execve", execve)
     monkeypatch.setattr(signal, "pthread_sigmask", lambda *_: None)
-    plan = Plan(["run", "it"], "::1", 80, 3, 1.5, 30.0, 60.0, run_dir)
+    plan = Plan(["run", "it"], "::1", 80, 3, 31.5, 60.0, run_dir)
     with pytest.raises(SystemExit):
         exec_supervisor(plan, {"A": "secret"})
     ((_, command, environment),) = execs

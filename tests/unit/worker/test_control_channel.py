@@ -119,7 +119,8 @@ def test_without_answers_the_service_is_not_ready_and_an_answer_makes_good(ends,
     asyncio.run(main())
 
 
-def test_a_report_for_which_there_is_no_room_is_sent_when_there_is(ends):
+def test_a_report_for_which_there_is_no_room_is_sent_when_there_is(ends, monkeypatch):
+    monkeypatch.setattr("service.worker.control_channel.PING_S", 3600)  # no second report, which would wait too
     supervisor, worker = ends
     many = {f"layer-{number}": "sha256:0" for number in range(20_000)}
 

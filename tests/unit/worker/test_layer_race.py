@@ -147,7 +147,7 @@ class Process:
     async def _run(self) -> None:
         self.readiness.report()
         await self.reconciler.load(strict=False)
-        desired = self.reconciler.applied
+        desired = self.registry.applied
         self.was_content = desired.version > 0 and desired.loaded <= self.registry._loaded.keys()
         await self.reconciler.run()
 
@@ -162,7 +162,7 @@ class Process:
 
     @property
     def has_begun(self) -> bool:
-        return self.reconciler.applied.version > 0
+        return self.registry.applied.version > 0
 
     @property
     def catalog(self) -> Any:
@@ -363,7 +363,7 @@ class LayerRace(RuleBasedStateMachine):
         desired = self.coordinator.desired
         assert desired.phase is Phase.SETTLED
         for process in self.slots:
-            assert process.reconciler.applied.version == desired.version
+            assert process.registry.applied.version == desired.version
             assert {*process.digests} | process.catalog.awaited == {*desired.layers}
             assert process.digests.items() <= desired.layers.items()
             assert not process.was_content or process.digests == desired.layers

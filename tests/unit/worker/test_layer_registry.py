@@ -78,8 +78,8 @@ class Room:
         self.apply(SETTLED)
         self.directory.reads.clear()
 
-    def apply(self, desired: DesiredState, *, is_retry: bool = False) -> None:
-        asyncio.run(self.registry.apply(desired, is_retry=is_retry))
+    def apply(self, desired: DesiredState) -> None:
+        asyncio.run(self.registry.apply(desired))
 
     @property
     def served(self) -> dict[str, str]:
@@ -219,7 +219,7 @@ def test_a_layer_that_cannot_be_loaded_delays_no_change_of_another(room):
         assert (room.registry.fault, room.registry.refusal) == (OTHER_FILE, None)
     assert room.directory.reads == ["b"]
     assert room.served == {"b": "new", "still": "one"}
-    room.apply(desired, is_retry=True)
+    room.apply(desired)
     assert room.directory.reads == ["b", "a"]
     assert room.listener.missing == [OTHER_FILE]
     room.apply(desired.prepare("a", "lost"))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from service.errors import DeadlineExceeded, LayerError, LayerMissing, LayerNotLoaded
-from service.supervisor.status import ServiceStatus, State, WorkerStatus
+from service.supervisor.status import DesiredState, ServiceStatus, State, WorkerStatus
 from service.worker import readiness
 from service.worker.readiness import DRAINING, LOADING, NOT_LISTENING, Readiness
 
@@ -76,6 +76,7 @@ class Process:
         self.batcher = room(is_alive=True)
         catalog = room(awaited=(), models=lambda: [room(name="a")])
         self.registry = room(catalog=catalog if has_layers else None, fault=None, refusal=None)
+        self.registry.applied = DesiredState(3)
         restore = lambda: self.restore()
         made: Any = Readiness  # the collaborators have only what it reads
         self.readiness: Readiness = made(
@@ -94,7 +95,7 @@ def process():
 def test_a_process_is_ready_with_its_layers_loaded_and_its_port_open(process):
     readiness = process.readiness
     assert readiness.why_not_ready() == readiness.reason == LOADING
-    readiness.state_applied(3)
+    readiness.state_applied()
     assert readiness.why_not_ready() == NOT_LISTENING
     assert process.reported() is State.STARTING
     readiness.port_opened()
@@ -106,13 +107,13 @@ def test_a_process_is_ready_with_its_layers_loaded_and_its_port_open(process):
 def test_layers_and_port_may_become_ready_in_either_order(process):
     process.readiness.port_opened()
     assert process.readiness.why_not_ready() == LOADING
-    process.readiness.state_applied(3)
+    process.readiness.state_applied()
     assert process.readiness.why_not_ready() is None
 
 
 def test_a_later_fault_is_the_reason_until_it_is_repaired(process):
     process.readiness.port_opened()
-    process.readiness.state_applied(3)
+    process.readiness.state_applied()
     process.log.age = 30.0
     assert process.readiness.why_not_ready() is None
     process.log.age = 31.0
@@ -135,7 +136,7 @@ def test_a_layer_is_stale_only_after_a_heartbeat_could_probe_it():
     """Probes run at heartbeats, so between rare heartbeats a layer that nobody calls is older than three probe intervals."""
     process = Process(probe_s=1.0, heartbeat_s=8.0)
     process.readiness.port_opened()
-    process.readiness.state_applied(3)
+    process.readiness.state_applied()
     process.log.age = 25.0
     assert process.readiness.why_not_ready() is None
     process.log.age = 26.0
@@ -171,17 +172,17 @@ def test_layers_are_probed_together_so_that_a_busy_engine_delays_a_heartbeat_onc
 
 def test_draining_is_final_and_reported_at_once(process):
     process.readiness.port_opened()
-    process.readiness.state_applied(3)
+    process.readiness.state_applied()
     process.readiness.drain()
     assert process.reported() is State.DRAINING
-    process.readiness.state_applied(3)
+    process.readiness.state_applied()
     assert process.readiness.why_not_ready() == DRAINING
     assert process.log.reported[-1] == (False, 0)
 
 
 def test_a_process_that_drains_because_of_a_fault_reports_the_fault(process):
     process.readiness.port_opened()
-    process.readiness.state_applied(3)
+    process.readiness.state_applied()
     process.readiness.give_up("an internal fault")
     process.readiness.drain()
     assert (process.channel.status.state, process.channel.status.reason) == (State.FAILED, "an internal fault")
@@ -193,14 +194,14 @@ def test_a_process_that_drains_because_of_a_fault_reports_the_fault(process):
 )
 def test_an_acknowledgement_and_the_refusal_of_its_change_are_one_report(process, kind, is_file_changed):
     process.registry.refusal = kind("a reason")
-    process.readiness.state_applied(3)
+    process.readiness.state_applied()
     expected = WorkerStatus(State.STARTING, NOT_LISTENING, 3, "a reason", is_file_changed=is_file_changed)
     assert process.channel.status == expected
 
 
 def test_the_others_are_the_reason_of_a_process_that_is_ready_itself(process):
     process.readiness.port_opened()
-    process.readiness.state_applied(3)
+    process.readiness.state_applied()
     process.channel.service = ServiceStatus(why_not_ready="1 of 2 processes is starting")
     assert process.readiness.why_not_ready() == "1 of 2 processes is starting"
 
@@ -224,7 +225,7 @@ def test_an_unwritable_run_directory_is_reported_once_and_ends_nothing(process):
     why = "the run directory (ATTENTION_RUN_DIR) cannot be written: No such file or directory"
     process.restore = refuse(errno.ENOENT)
     process.readiness.port_opened()
-    process.readiness.state_applied(3)
+    process.readiness.state_applied()
     assert process.log.events == [why]
     assert process.readiness.why_not_ready() == why
     assert (process.channel.status.state, process.channel.status.reason) == (State.FAILED, why)
@@ -261,7 +262,7 @@ def test_the_port_opens_after_the_layers_while_another_process_answers(process):
         opening = asyncio.ensure_future(process.readiness.may_listen())
         await asyncio.sleep(0)
         assert not opening.done()
-        process.readiness.state_applied(3)
+        process.readiness.state_applied()
         await opening
 
     asyncio.run(wait())
@@ -274,7 +275,7 @@ def test_the_port_opens_after_the_layers_while_others_run_that_are_not_ready():
         opening = asyncio.ensure_future(process.readiness.may_listen())
         await asyncio.sleep(0)
         assert not opening.done()
-        process.readiness.state_applied(3)
+        process.readiness.state_applied()
         await opening
 
     asyncio.run(wait())

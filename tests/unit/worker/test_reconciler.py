@@ -22,6 +22,7 @@ class SlowRegistry:
 
     def __init__(self) -> None:
         self.fault: str | None = None
+        self.applied = DesiredState()
         self.found = dict(FIRST.layers)
         self.begun: list[int] = []
         self.done: list[int] = []
@@ -32,10 +33,11 @@ class SlowRegistry:
         assert strict
         return self.found
 
-    async def apply(self, desired: DesiredState, *, is_retry: bool) -> None:
+    async def apply(self, desired: DesiredState) -> None:
         self.begun.append(desired.version)
         await self.gate.wait()
         self.done.append(desired.version)
+        self.applied = desired
 
 
 class Process:
@@ -45,7 +47,8 @@ class Process:
         self.coordinator, self.registry, self.acknowledged = Coordinator(1, time.monotonic), SlowRegistry(), list[int]()
         self.coordinator.desired = desired or DesiredState()
         self.channel, self.clock = LocalChannel(self.coordinator), ManualClock()
-        self.reconciler = Reconciler(self.registry, self.channel, self.clock, 10.0, self.acknowledged.append)  # type: ignore[arg-type]
+        acknowledge = lambda: self.acknowledged.append(self.registry.applied.version)
+        self.reconciler = Reconciler(self.registry, self.channel, self.clock, 10.0, acknowledge)  # type: ignore[arg-type]
         self.channel.open(self.reconciler.check)
 
     async def set_desired(self, desired: DesiredState) -> None:
@@ -76,7 +79,7 @@ def run():
 def test_the_first_process_proposes_what_the_layer_directory_holds(run):
     async def story(process: Process) -> None:
         assert process.coordinator.desired == FIRST
-        assert (process.registry.done, process.acknowledged, process.reconciler.applied.version) == ([1], [1], 1)
+        assert (process.registry.done, process.acknowledged, process.registry.applied.version) == ([1], [1], 1)
         assert process.channel.status.found is None, "later reports are short"
 
     run(story)
@@ -182,7 +185,7 @@ def test_an_internal_fault_ends_the_task():
         await process.reconciler.load(strict=True)
         running = asyncio.ensure_future(process.reconciler.run())
 
-        def fail(desired: DesiredState, *, is_retry: bool = False) -> Coroutine[Any, Any, None]:
+        def fail(desired: DesiredState) -> Coroutine[Any, Any, None]:
             raise ValueError("a bug")
 
         process.registry.apply = fail  # type: ignore[method-assign]
