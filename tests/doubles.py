@@ -6,11 +6,14 @@ Invariants: nothing here sleeps or polls; time passes only by `ManualClock.advan
 from __future__ import annotations
 
 import asyncio
+import functools
 import heapq
+import inspect
 import os
 import time
 from collections.abc import Callable, Coroutine, Hashable, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -259,3 +262,35 @@ def run(main: Callable[[], Coroutine[Any, Any, T]], *, loop_factory: Any = None)
         result = runner.run(supervised())
     assert not complaints, complaints
     return result
+
+
+def on_loop(test: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., None]:
+    """Make a test of a coroutine function; `run` runs it."""
+
+    @functools.wraps(test)
+    def sync_test(*arguments: Any, **named: Any) -> None:
+        run(functools.partial(test, *arguments, **named))
+
+    return sync_test
+
+
+def on_loop_with(
+    made: Callable[[], AbstractAsyncContextManager[Any]],
+    start: Callable[[Callable[[], Coroutine[Any, Any, None]]], object] = run,
+) -> Callable[[Callable[..., Coroutine[Any, Any, Any]]], Callable[..., None]]:
+    """Make a test of a coroutine function, whose first parameter is what each call of `made` gives; pytest gives the others."""
+
+    def decorate(test: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., None]:
+        @functools.wraps(test)
+        def sync_test(*arguments: Any, **named: Any) -> None:
+            async def main() -> None:
+                async with made() as first:
+                    await test(first, *arguments, **named)
+
+            start(main)
+
+        signature = inspect.signature(test)
+        sync_test.__dict__["__signature__"] = signature.replace(parameters=[*signature.parameters.values()][1:])
+        return sync_test
+
+    return decorate

@@ -46,6 +46,8 @@ class JsonParser:
             return unpack(*await asyncio.shield(exchange))
         except asyncio.CancelledError:
             if not work.cancel():
+                # Look at its error, or the loop logs a traceback.
+                exchange.add_done_callback(lambda done: done.cancelled() or done.exception())
                 on_leave(exchange)
             raise
         finally:

@@ -11,7 +11,7 @@ import logging
 import threading
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
@@ -27,9 +27,10 @@ class TraceExport:
     def __init__(self) -> None:
         logging.getLogger("opentelemetry.util.re").addFilter(_without_text)
         self._exporter = OTLPSpanExporter()
-        # What the environment says of this service, unless it is empty, goes before its own name and version.
-        given = {name: value for name, value in OTELResourceDetector().detect().attributes.items() if value}
-        resource = Resource.create({"service.name": NAME, "service.version": __version__, **given})
+        # What the environment says of this service goes first, unless it is empty.
+        found = {name: value for name, value in Resource.create().attributes.items() if value}
+        name = NAME if str(found["service.name"]).startswith("unknown_service") else found["service.name"]
+        resource = Resource({"service.version": __version__, **found, "service.name": name})
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
         self.tracer = self._provider.get_tracer(NAME, __version__)

@@ -3,9 +3,12 @@
 import asyncio
 import contextlib
 import dataclasses
+import functools
+import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import torch
@@ -174,3 +177,20 @@ async def lifespan(app):
         await inbox.put({"type": "lifespan.shutdown"})
         assert (await outbox.get())["type"] == "lifespan.shutdown.complete"
         await task
+
+
+def in_service(**settings: Any) -> Callable[[Callable[..., Awaitable[object]]], Callable[..., None]]:
+    """Make a test of a coroutine function whose first parameter is a service of these settings; the fixture `served` runs it."""
+
+    def decorate(test: Callable[..., Awaitable[object]]) -> Callable[..., None]:
+        @functools.wraps(test)
+        def sync_test(served: Callable[..., None], **named: Any) -> None:
+            served(lambda service: test(service, **named), **settings)
+
+        signature = inspect.signature(test)
+        _, *others = signature.parameters.values()
+        served = inspect.Parameter("served", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        sync_test.__dict__["__signature__"] = signature.replace(parameters=[served, *others])
+        return sync_test
+
+    return decorate

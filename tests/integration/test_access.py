@@ -10,6 +10,7 @@ from attention_client.errors import Unauthorized
 from service.api.auth.access import ADMIN, METRICS, OPEN
 from service.api.auth.key_ring import Role, line_for
 from tests import processes
+from tests.integration.running import in_service
 
 X = {"query": [[0.5] * 16, [0.25] * 16]}
 USER, ROOT = "user-key", "root-key"
@@ -248,19 +249,17 @@ def test_metrics_need_a_key_unless_a_setting_opens_them(served, keys, is_open, s
     served(story, api_keys_file=keys, open_metrics=is_open)
 
 
-def test_A12_by_default_no_key_is_required_and_admin_is_off(served):
-    async def story(service):
-        assert (await service.attend(X)).status_code == 200
-        for method in ("PUT", "DELETE"):
-            answer = await service.client.request(method, "/v1/layers/small", headers={"x-api-key": ROOT})
-            assert (answer.status_code, answer.json()["code"]) == (403, "forbidden")
-            assert "keys file" in answer.json()["detail"]
-        page = (await service.client.get("/openapi.json")).json()
-        assert "securitySchemes" not in page["components"]
-        plain = await service.attend(X, headers={"origin": "https://app.example"})
-        assert not [name for name in plain.headers if name.startswith("access-control")]
-
-    served(story)
+@in_service()
+async def test_A12_by_default_no_key_is_required_and_admin_is_off(service):
+    assert (await service.attend(X)).status_code == 200
+    for method in ("PUT", "DELETE"):
+        answer = await service.client.request(method, "/v1/layers/small", headers={"x-api-key": ROOT})
+        assert (answer.status_code, answer.json()["code"]) == (403, "forbidden")
+        assert "keys file" in answer.json()["detail"]
+    page = (await service.client.get("/openapi.json")).json()
+    assert "securitySchemes" not in page["components"]
+    plain = await service.attend(X, headers={"origin": "https://app.example"})
+    assert not [name for name in plain.headers if name.startswith("access-control")]
 
 
 def test_A14_the_page_is_off_by_a_setting(served, keys):
@@ -341,14 +340,10 @@ def test_one_key_at_its_rate_limit_affects_no_other_key(served, keys):
     served(story, api_keys_file=keys, rate_limit_per_s=0.001, rate_burst=2)
 
 
-def test_without_keys_all_clients_share_one_rate(served):
-    async def story(service):
-        statuses = [
-            (await service.client.get("/v1/layers", headers={"x-api-key": str(n)})).status_code for n in range(3)
-        ]
-        assert statuses == [200, 429, 429]
-
-    served(story, rate_limit_per_s=0.001)
+@in_service(rate_limit_per_s=0.001)
+async def test_without_keys_all_clients_share_one_rate(service):
+    statuses = [(await service.client.get("/v1/layers", headers={"x-api-key": str(n)})).status_code for n in range(3)]
+    assert statuses == [200, 429, 429]
 
 
 APP = "https://app.example:8443"
@@ -418,14 +413,12 @@ def test_pages_of_an_allowed_origin_may_read_answers_and_refusals(served, keys):
     served(story, api_keys_file=keys, cors_origins=APP)
 
 
-def test_a_star_allows_any_origin(served):
-    async def story(service):
-        answer = await service.attend(X, headers={"origin": "https://anything.example"})
-        assert answer.headers["access-control-allow-origin"] == "*"
-        preflight = await service.client.options(ATTEND, headers=PREFLIGHT)
-        assert preflight.headers["access-control-allow-origin"] == "*"
-
-    served(story, cors_origins="*")
+@in_service(cors_origins="*")
+async def test_a_star_allows_any_origin(service):
+    answer = await service.attend(X, headers={"origin": "https://anything.example"})
+    assert answer.headers["access-control-allow-origin"] == "*"
+    preflight = await service.client.options(ATTEND, headers=PREFLIGHT)
+    assert preflight.headers["access-control-allow-origin"] == "*"
 
 
 def test_the_python_client_sends_its_key(served, keys):
@@ -446,36 +439,32 @@ def test_the_python_client_sends_its_key(served, keys):
 EVIL = {"host": "evil.example:8000", "origin": "http://evil.example:8000"}
 
 
-def test_D9_a_page_that_names_a_loopback_address_by_its_own_host_is_refused_in_each_form(served):
-    async def story(service):
-        for path in ("/v1/layers", "/docs", "/nothing"):
-            answer = await service.client.get(path, headers=EVIL)
-            assert (answer.status_code, answer.json()["code"]) == (400, "bad_request")
-            assert answer.headers["content-type"] == "application/problem+json"
-            assert "evil" not in answer.text
-        for path in ("/v2/models/small", "/v2/health/live"):
-            answer = await service.client.get(path, headers=EVIL)
-            assert (answer.status_code, set(answer.json())) == (400, {"error"})
-        assert (await service.attend(X, headers=EVIL)).status_code == 400
-        samples = await metrics(service)
-        assert refused(samples, "bad_request") == (6, 6), "each once, that of health too"
-        assert samples["attention_received_total"] == 6
-        assert (await service.attend(X, headers={"host": "evil.example"})).status_code == 200
-        for host in ("localhost:8000", "127.0.0.1", "[::1]:1"):
-            assert (await service.attend(X, headers=EVIL | {"host": host})).status_code == 200
-
-    served(story)
+@in_service()
+async def test_D9_a_page_that_names_a_loopback_address_by_its_own_host_is_refused_in_each_form(service):
+    for path in ("/v1/layers", "/docs", "/nothing"):
+        answer = await service.client.get(path, headers=EVIL)
+        assert (answer.status_code, answer.json()["code"]) == (400, "bad_request")
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert "evil" not in answer.text
+    for path in ("/v2/models/small", "/v2/health/live"):
+        answer = await service.client.get(path, headers=EVIL)
+        assert (answer.status_code, set(answer.json())) == (400, {"error"})
+    assert (await service.attend(X, headers=EVIL)).status_code == 400
+    samples = await metrics(service)
+    assert refused(samples, "bad_request") == (6, 6), "each once, that of health too"
+    assert samples["attention_received_total"] == 6
+    assert (await service.attend(X, headers={"host": "evil.example"})).status_code == 200
+    for host in ("localhost:8000", "127.0.0.1", "[::1]:1"):
+        assert (await service.attend(X, headers=EVIL | {"host": host})).status_code == 200
 
 
-def test_a_page_of_an_allowed_origin_calls_a_loopback_host_and_no_other(served):
-    async def story(service):
-        headers = {"origin": APP, "host": "127.0.0.1:8000"}
-        assert (await service.client.options(ATTEND, headers=PREFLIGHT | headers)).status_code == 200
-        assert (await service.attend(X, headers=headers)).status_code == 200
-        answer = await service.attend(X, headers=headers | {"host": "evil.example"})
-        assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (400, APP)
-
-    served(story, cors_origins=APP)
+@in_service(cors_origins=APP)
+async def test_a_page_of_an_allowed_origin_calls_a_loopback_host_and_no_other(service):
+    headers = {"origin": APP, "host": "127.0.0.1:8000"}
+    assert (await service.client.options(ATTEND, headers=PREFLIGHT | headers)).status_code == 200
+    assert (await service.attend(X, headers=headers)).status_code == 200
+    answer = await service.attend(X, headers=headers | {"host": "evil.example"})
+    assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (400, APP)
 
 
 def test_the_host_is_checked_before_the_key_and_the_rate(served, keys):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.integration.running import LAYERS
+from tests.integration.running import LAYERS, in_service
 
 RNG = np.random.default_rng(5)
 X = RNG.standard_normal((5, 16), np.float32)
@@ -48,37 +48,33 @@ def oracle(query: np.ndarray, **kwargs):
         return mha(x, x, x, average_attn_weights=False, **kwargs)
 
 
-def test_a_sequence_gets_the_result_of_torch(served):
-    async def story(service):
-        answer = (await service.attend({"query": X.tolist(), "weights": {"form": "heads"}})).json()
-        output, weights = oracle(X)
-        assert np.allclose(answer["output"], output, atol=1e-5)
-        assert np.allclose(answer["weights"], weights, atol=1e-6)
-        assert answer["masked_rows"] == 0
-        assert answer["layer"] == {"name": "small", "digest": SMALL.digest}
-        assert answer["batch"] == {"requests": 1, "sequences": 1, "tokens": 5}
-        assert set(answer["timing_ms"]) == {"decode", "queue", "compute", "total"}
-        assert answer["timing_ms"]["total"] >= answer["timing_ms"]["compute"] > 0
-
-    served(story)
+@in_service()
+async def test_a_sequence_gets_the_result_of_torch(service):
+    answer = (await service.attend({"query": X.tolist(), "weights": {"form": "heads"}})).json()
+    output, weights = oracle(X)
+    assert np.allclose(answer["output"], output, atol=1e-5)
+    assert np.allclose(answer["weights"], weights, atol=1e-6)
+    assert answer["masked_rows"] == 0
+    assert answer["layer"] == {"name": "small", "digest": SMALL.digest}
+    assert answer["batch"] == {"requests": 1, "sequences": 1, "tokens": 5}
+    assert set(answer["timing_ms"]) == {"decode", "queue", "compute", "total"}
+    assert answer["timing_ms"]["total"] >= answer["timing_ms"]["compute"] > 0
 
 
-def test_every_form_of_the_same_request_gives_the_same_bits(served):
-    async def story(service):
-        nested = (await service.attend({"query": X.tolist()})).json()["output"]
-        flat = {"dtype": "float32", "shape": [5, 16], "data": X.ravel().tolist()}
-        as_list = (await service.attend({"query": flat})).json()["output"]
-        as_base64 = (await service.attend({"query": packed(X)})).json()["output"]
-        expected = np.array(nested, np.float32)
-        assert np.array_equal(np.array(as_list["data"], np.float32).reshape(as_list["shape"]), expected)
-        assert np.array_equal(unpacked(as_base64), expected)
-        asked = (await service.attend({"query": X.tolist(), "encoding": "base64"})).json()["output"]
-        assert np.array_equal(unpacked(asked), expected)
-        asked = (await service.attend({"query": packed(X), "encoding": "list"})).json()["output"]
-        assert isinstance(asked["data"], list)
-        assert np.array_equal(np.array(asked["data"], np.float32).reshape(asked["shape"]), expected)
-
-    served(story)
+@in_service()
+async def test_every_form_of_the_same_request_gives_the_same_bits(service):
+    nested = (await service.attend({"query": X.tolist()})).json()["output"]
+    flat = {"dtype": "float32", "shape": [5, 16], "data": X.ravel().tolist()}
+    as_list = (await service.attend({"query": flat})).json()["output"]
+    as_base64 = (await service.attend({"query": packed(X)})).json()["output"]
+    expected = np.array(nested, np.float32)
+    assert np.array_equal(np.array(as_list["data"], np.float32).reshape(as_list["shape"]), expected)
+    assert np.array_equal(unpacked(as_base64), expected)
+    asked = (await service.attend({"query": X.tolist(), "encoding": "base64"})).json()["output"]
+    assert np.array_equal(unpacked(asked), expected)
+    asked = (await service.attend({"query": packed(X), "encoding": "list"})).json()["output"]
+    assert isinstance(asked["data"], list)
+    assert np.array_equal(np.array(asked["data"], np.float32).reshape(asked["shape"]), expected)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
@@ -110,16 +106,14 @@ def test_a_batch_of_sequences_is_its_sequences_one_by_one(served):
     served(story)
 
 
-def test_cross_attention_accepts_keys_and_values_of_other_widths(served):
-    async def story(service):
-        body = {"query": rows(3, 16).tolist(), "key": rows(7, 12).tolist(), "value": rows(7, 20).tolist()}
-        answer = (await service.attend({**body, "weights": {"form": "mean"}}, "cross")).json()
-        assert np.shape(answer["output"]) == (3, 16)
-        assert np.shape(answer["weights"]) == (3, 7)
-        refused = await service.attend({"query": body["query"]}, "cross")
-        assert (refused.status_code, refused.json()["param"]) == (422, "/key")
-
-    served(story)
+@in_service()
+async def test_cross_attention_accepts_keys_and_values_of_other_widths(service):
+    body = {"query": rows(3, 16).tolist(), "key": rows(7, 12).tolist(), "value": rows(7, 20).tolist()}
+    answer = (await service.attend({**body, "weights": {"form": "mean"}}, "cross")).json()
+    assert np.shape(answer["output"]) == (3, 16)
+    assert np.shape(answer["weights"]) == (3, 7)
+    refused = await service.attend({"query": body["query"]}, "cross")
+    assert (refused.status_code, refused.json()["param"]) == (422, "/key")
 
 
 CAUSAL = np.tril(np.ones((5, 5), bool))
@@ -145,18 +139,15 @@ CAUSAL = np.tril(np.ones((5, 5), bool))
         ({"kind": "window", "left": 1, "right": 1}, np.abs(np.subtract.outer(np.arange(5), np.arange(5))) > 1),
     ],
 )
-def test_every_mask_kind_blocks_the_positions_it_names(served, mask, blocked):
+@in_service()
+async def test_every_mask_kind_blocks_the_positions_it_names(service, mask, blocked):
     """M7 for every kind."""
-
-    async def story(service):
-        answer = await service.attend({"query": X.tolist(), "masks": [mask], "weights": {"form": "heads"}})
-        assert answer.status_code == 200, answer.text
-        output, weights = oracle(X, attn_mask=torch.from_numpy(blocked))
-        assert np.allclose(answer.json()["output"], output, atol=1e-5)
-        assert np.allclose(answer.json()["weights"], weights, atol=1e-6)
-        assert (np.array(answer.json()["weights"])[:, blocked] == 0).all()
-
-    served(story)
+    answer = await service.attend({"query": X.tolist(), "masks": [mask], "weights": {"form": "heads"}})
+    assert answer.status_code == 200, answer.text
+    output, weights = oracle(X, attn_mask=torch.from_numpy(blocked))
+    assert np.allclose(answer.json()["output"], output, atol=1e-5)
+    assert np.allclose(answer.json()["weights"], weights, atol=1e-6)
+    assert (np.array(answer.json()["weights"])[:, blocked] == 0).all()
 
 
 def test_a_masked_row_is_zeros_or_an_error_as_requested(served):
@@ -176,38 +167,34 @@ def test_a_masked_row_is_zeros_or_an_error_as_requested(served):
     served(story)
 
 
-def test_a_layer_that_appends_a_column_reports_the_width_and_has_no_masked_rows(served):
-    async def story(service):
-        body = {"query": X.tolist(), "masks": [{"kind": "lengths", "values": 0}], "weights": {"form": "heads"}}
-        answer = (await service.attend(body, "zero")).json()
-        assert np.shape(answer["weights"]) == (4, 5, 6)
-        assert (np.array(answer["weights"])[..., 5] == 1).all()
-        assert answer["masked_rows"] == 0
-
-    served(story)
+@in_service()
+async def test_a_layer_that_appends_a_column_reports_the_width_and_has_no_masked_rows(service):
+    body = {"query": X.tolist(), "masks": [{"kind": "lengths", "values": 0}], "weights": {"form": "heads"}}
+    answer = (await service.attend(body, "zero")).json()
+    assert np.shape(answer["weights"]) == (4, 5, 6)
+    assert (np.array(answer["weights"])[..., 5] == 1).all()
+    assert answer["masked_rows"] == 0
 
 
-def test_a_selection_of_weights_is_the_slice_of_all_of_them(served):
-    async def story(service):
-        async def weights(**wanted):
-            return (await service.attend({"query": packed(X), "weights": wanted})).json()["weights"]
+@in_service()
+async def test_a_selection_of_weights_is_the_slice_of_all_of_them(service):
+    async def weights(**wanted):
+        return (await service.attend({"query": packed(X), "weights": wanted})).json()["weights"]
 
-        full = unpacked(await weights(form="heads"))
-        some = unpacked(await weights(form="heads", heads=[3, 0], queries=[4, 1]))
-        assert np.array_equal(some, full[[3, 0]][:, [4, 1]])
-        mean = unpacked(await weights(form="mean"))
-        assert np.array_equal(unpacked(await weights(form="mean", queries=[2])), mean[[2]])
-        assert np.allclose(mean, full.mean(0), atol=1e-7)
-        half = unpacked(await weights(form="heads", dtype="float16"))
-        assert np.array_equal(half, full.astype(np.float16))
-        top = await weights(form="top_k", k=2)
-        values, indices, rest = (unpacked(top[name]) for name in ("values", "indices", "rest"))
-        assert indices.dtype == np.int32
-        assert np.array_equal(values, np.take_along_axis(full, indices, -1))
-        assert np.array_equal(values, -np.sort(-full, -1)[..., :2])
-        assert np.allclose(rest, 1 - values.sum(-1), atol=1e-6)
-
-    served(story)
+    full = unpacked(await weights(form="heads"))
+    some = unpacked(await weights(form="heads", heads=[3, 0], queries=[4, 1]))
+    assert np.array_equal(some, full[[3, 0]][:, [4, 1]])
+    mean = unpacked(await weights(form="mean"))
+    assert np.array_equal(unpacked(await weights(form="mean", queries=[2])), mean[[2]])
+    assert np.allclose(mean, full.mean(0), atol=1e-7)
+    half = unpacked(await weights(form="heads", dtype="float16"))
+    assert np.array_equal(half, full.astype(np.float16))
+    top = await weights(form="top_k", k=2)
+    values, indices, rest = (unpacked(top[name]) for name in ("values", "indices", "rest"))
+    assert indices.dtype == np.int32
+    assert np.array_equal(values, np.take_along_axis(full, indices, -1))
+    assert np.array_equal(values, -np.sort(-full, -1)[..., :2])
+    assert np.allclose(rest, 1 - values.sum(-1), atol=1e-6)
 
 
 def test_requests_of_every_kind_have_the_same_answers_together_and_alone(served):
@@ -255,18 +242,16 @@ def test_an_answer_beyond_a_mebibyte_is_streamed_and_whole(served):
     served(story)
 
 
-def test_an_answer_that_overflows_is_still_json(served):
-    async def story(service):
-        huge = np.full((2, 16), 3e38, np.float32)
-        as_list = await service.attend({"query": huge.tolist()})
-        assert as_list.status_code == 200
-        values = {value for row in as_list.json()["output"] for value in row}
-        assert {type(value) for value in values} <= {float, str}
-        assert values & {"nan", "inf", "-inf"}
-        bits = unpacked((await service.attend({"query": packed(huge)})).json()["output"])
-        assert not np.isfinite(bits).all()
-
-    served(story)
+@in_service()
+async def test_an_answer_that_overflows_is_still_json(service):
+    huge = np.full((2, 16), 3e38, np.float32)
+    as_list = await service.attend({"query": huge.tolist()})
+    assert as_list.status_code == 200
+    values = {value for row in as_list.json()["output"] for value in row}
+    assert {type(value) for value in values} <= {float, str}
+    assert values & {"nan", "inf", "-inf"}
+    bits = unpacked((await service.attend({"query": packed(huge)})).json()["output"])
+    assert not np.isfinite(bits).all()
 
 
 def test_overflowing_scores_never_count_as_a_masked_row(served):
@@ -283,12 +268,10 @@ def test_overflowing_scores_never_count_as_a_masked_row(served):
     served(story)
 
 
-def test_headers_carry_the_id_the_times_and_the_caching_rules(served):
-    async def story(service):
-        answer = await service.attend({"query": X.tolist()}, headers={"x-request-id": "mine-1"})
-        assert answer.headers["x-request-id"] == "mine-1"
-        phases = [part.split(";")[0].strip() for part in answer.headers["server-timing"].split(",")]
-        assert phases == ["decode", "queue", "compute", "total"]
-        assert answer.headers["cache-control"] == "no-store"
-
-    served(story)
+@in_service()
+async def test_headers_carry_the_id_the_times_and_the_caching_rules(service):
+    answer = await service.attend({"query": X.tolist()}, headers={"x-request-id": "mine-1"})
+    assert answer.headers["x-request-id"] == "mine-1"
+    phases = [part.split(";")[0].strip() for part in answer.headers["server-timing"].split(",")]
+    assert phases == ["decode", "queue", "compute", "total"]
+    assert answer.headers["cache-control"] == "no-store"

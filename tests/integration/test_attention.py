@@ -15,7 +15,7 @@ from attention_client import AsyncClient, Weights, masks
 from attention_client.errors import LayoutRequired
 from service.errors import LayerError
 from tests import oracle
-from tests.integration.running import small_layer
+from tests.integration.running import in_service, small_layer
 
 URL = "/v1/attention"
 BINARY = "application/vnd.safetensors"
@@ -76,126 +76,110 @@ def close(found: object, expected: np.ndarray) -> bool:
     )
 
 
-def test_every_layout_agrees_with_the_reference_and_is_answered_in_its_own_axes(served):
-    async def story(service):
-        for layout in LAYOUTS:
-            heads = {"heads": 4, "kv_heads": 2} if "h" in layout else {"heads": 1, "kv_heads": 1}
-            tensors = inputs(layout, **heads)
-            found = await ask(service, tensors, layout=layout, weights={"form": "heads"}, lse=True)
-            query, key, value = (four_axes(x, layout) for x in tensors.values())
-            expected = oracle.scaled_dot_product((query, key, value))
-            assert close(four_axes(found["output"], layout), expected.output), layout
-            shape = [
-                size for axis, size in zip("bhls", (2, heads["heads"], 3, 5), strict=True) if axis in layout + "ls"
-            ]
-            assert close(found["weights"], expected.weights.reshape(shape)), layout
-            assert close(found["lse"], expected.lse.reshape(shape[:-1])), layout
-            assert found["layer"] == {"name": "sdpa", "digest": None}
-
-    served(story)
+@in_service()
+async def test_every_layout_agrees_with_the_reference_and_is_answered_in_its_own_axes(service):
+    for layout in LAYOUTS:
+        heads = {"heads": 4, "kv_heads": 2} if "h" in layout else {"heads": 1, "kv_heads": 1}
+        tensors = inputs(layout, **heads)
+        found = await ask(service, tensors, layout=layout, weights={"form": "heads"}, lse=True)
+        query, key, value = (four_axes(x, layout) for x in tensors.values())
+        expected = oracle.scaled_dot_product((query, key, value))
+        assert close(four_axes(found["output"], layout), expected.output), layout
+        shape = [size for axis, size in zip("bhls", (2, heads["heads"], 3, 5), strict=True) if axis in layout + "ls"]
+        assert close(found["weights"], expected.weights.reshape(shape)), layout
+        assert close(found["lse"], expected.lse.reshape(shape[:-1])), layout
+        assert found["layer"] == {"name": "sdpa", "digest": None}
 
 
-def test_packed_heads_are_answered_packed(served):
-    async def story(service):
-        split = inputs("blhd", heads=4, kv_heads=2)
-        packed = {name: array.reshape(*array.shape[:2], -1) for name, array in split.items()}
-        one = await ask(service, packed, layout="packed", num_heads=4, num_kv_heads=2)
-        other = await ask(service, split, layout="blhd")
-        assert np.array_equal(one["output"], other["output"].reshape(2, 3, -1))
-
-    served(story)
+@in_service()
+async def test_packed_heads_are_answered_packed(service):
+    split = inputs("blhd", heads=4, kv_heads=2)
+    packed = {name: array.reshape(*array.shape[:2], -1) for name, array in split.items()}
+    one = await ask(service, packed, layout="packed", num_heads=4, num_kv_heads=2)
+    other = await ask(service, split, layout="blhd")
+    assert np.array_equal(one["output"], other["output"].reshape(2, 3, -1))
 
 
-def test_scale_softcap_sinks_past_and_every_stage_of_scores_agree_with_the_reference(served):
-    async def story(service):
-        tensors = inputs("bhld")
-        past = {"past_key": randn(2, 2, 7, 8), "past_value": randn(2, 2, 7, 6)}
-        key, value = (np.concatenate([past[f"past_{x}"], tensors[x]], 2) for x in ("key", "value"))
-        sinks = randn(4)
-        options = {"scale": 0.7, "softcap": 1.5}
-        causal = [{"kind": "causal"}]
-        expected = oracle.scaled_dot_product(
-            (tensors["query"], key, value), [oracle.Causal(7)], scale=0.7, softcap=1.5, sinks=sinks
-        )
-        every = {**tensors, **past, "sinks": sinks}
-        for stage in ("scaled", "capped"):
-            found = await ask(service, every, **options, masks=causal, scores={"stage": stage})
-            assert close(found["scores"], getattr(expected, stage)), stage
-        masked = safetensors.numpy.load(
-            (
-                await service.client.post(
-                    URL,
-                    content=as_file(every, **options, masks=causal, scores={"stage": "masked"}, lse=True, present=True),
-                    headers={"content-type": BINARY},
-                )
-            ).content
-        )
-        assert np.array_equal(np.isneginf(masked["scores"]), np.isneginf(expected.masked))
-        assert close(masked["output"], expected.output)
-        assert close(masked["lse"], expected.lse)
-        assert np.array_equal(masked["present_key"], key)
-        assert np.array_equal(masked["present_value"], value)
-
-    served(story)
+@in_service()
+async def test_scale_softcap_sinks_past_and_every_stage_of_scores_agree_with_the_reference(service):
+    tensors = inputs("bhld")
+    past = {"past_key": randn(2, 2, 7, 8), "past_value": randn(2, 2, 7, 6)}
+    key, value = (np.concatenate([past[f"past_{x}"], tensors[x]], 2) for x in ("key", "value"))
+    sinks = randn(4)
+    options = {"scale": 0.7, "softcap": 1.5}
+    causal = [{"kind": "causal"}]
+    expected = oracle.scaled_dot_product(
+        (tensors["query"], key, value), [oracle.Causal(7)], scale=0.7, softcap=1.5, sinks=sinks
+    )
+    every = {**tensors, **past, "sinks": sinks}
+    for stage in ("scaled", "capped"):
+        found = await ask(service, every, **options, masks=causal, scores={"stage": stage})
+        assert close(found["scores"], getattr(expected, stage)), stage
+    masked = safetensors.numpy.load(
+        (
+            await service.client.post(
+                URL,
+                content=as_file(every, **options, masks=causal, scores={"stage": "masked"}, lse=True, present=True),
+                headers={"content-type": BINARY},
+            )
+        ).content
+    )
+    assert np.array_equal(np.isneginf(masked["scores"]), np.isneginf(expected.masked))
+    assert close(masked["output"], expected.output)
+    assert close(masked["lse"], expected.lse)
+    assert np.array_equal(masked["present_key"], key)
+    assert np.array_equal(masked["present_value"], value)
 
 
-def test_a_masked_score_is_minus_infinity_in_json(served):
-    async def story(service):
-        x = [[1.0, 2.0], [3.0, 4.0]]
-        body = {"query": x, "key": x, "value": x, "masks": [{"kind": "causal"}], "scores": {"stage": "masked"}}
-        assert (await service.client.post(URL, json=body)).json()["scores"][0][1] == "-inf"
-
-    served(story)
+@in_service()
+async def test_a_masked_score_is_minus_infinity_in_json(service):
+    x = [[1.0, 2.0], [3.0, 4.0]]
+    body = {"query": x, "key": x, "value": x, "masks": [{"kind": "causal"}], "scores": {"stage": "masked"}}
+    assert (await service.client.post(URL, json=body)).json()["scores"][0][1] == "-inf"
 
 
-def test_a_masked_row_is_zero_counted_or_refused(served):
-    async def story(service):
-        x = [[1.0, 2.0], [3.0, 4.0]]
-        body = {"query": x, "key": x, "value": x, "masks": [{"kind": "lengths", "values": [0, 2]}], "lse": True}
-        found = (await service.client.post(URL, json=body)).json()
-        assert found["output"][0] == [0.0, 0.0]
-        assert found["lse"][0] == "-inf"
-        assert found["masked_rows"] == 1
-        refused = await service.client.post(URL, json=body | {"masked_rows": "error"})
-        assert (refused.status_code, refused.json()["code"]) == (422, "masked_row")
-
-    served(story)
+@in_service()
+async def test_a_masked_row_is_zero_counted_or_refused(service):
+    x = [[1.0, 2.0], [3.0, 4.0]]
+    body = {"query": x, "key": x, "value": x, "masks": [{"kind": "lengths", "values": [0, 2]}], "lse": True}
+    found = (await service.client.post(URL, json=body)).json()
+    assert found["output"][0] == [0.0, 0.0]
+    assert found["lse"][0] == "-inf"
+    assert found["masked_rows"] == 1
+    refused = await service.client.post(URL, json=body | {"masked_rows": "error"})
+    assert (refused.status_code, refused.json()["code"]) == (422, "masked_row")
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-def test_the_answer_has_the_dtype_of_the_query(served, dtype):
-    async def story(service):
-        x = torch.randn(3, 8, generator=torch.Generator().manual_seed(3), dtype=torch.float64).to(getattr(torch, dtype))
-        body = safetensors.torch.save({"query": x, "key": x.clone(), "value": x.clone()})
-        reply = await service.client.post(URL, content=body, headers={"content-type": BINARY})
-        found = safetensors.torch.load(reply.content)["output"]
-        wide = x.double().numpy()[None, None]
-        expected = torch.from_numpy(oracle.scaled_dot_product((wide, wide, wide)).output[0, 0])
-        least = 1e-12 if dtype == "float64" else 1e-5 + (torch.finfo(found.dtype).eps if dtype != "float32" else 0)
-        assert found.dtype == x.dtype
-        assert (found.double() - expected).abs().max() <= least * max(1.0, float(expected.abs().max()))
-
-    served(story)
+@in_service()
+async def test_the_answer_has_the_dtype_of_the_query(service, dtype):
+    x = torch.randn(3, 8, generator=torch.Generator().manual_seed(3), dtype=torch.float64).to(getattr(torch, dtype))
+    body = safetensors.torch.save({"query": x, "key": x.clone(), "value": x.clone()})
+    reply = await service.client.post(URL, content=body, headers={"content-type": BINARY})
+    found = safetensors.torch.load(reply.content)["output"]
+    wide = x.double().numpy()[None, None]
+    expected = torch.from_numpy(oracle.scaled_dot_product((wide, wide, wide)).output[0, 0])
+    least = 1e-12 if dtype == "float64" else 1e-5 + (torch.finfo(found.dtype).eps if dtype != "float32" else 0)
+    assert found.dtype == x.dtype
+    assert (found.double() - expected).abs().max() <= least * max(1.0, float(expected.abs().max()))
 
 
-def test_a_request_alone_and_in_company_has_the_same_bits(served):
-    async def story(service):
-        bodies = [as_file(inputs("bhld", keys=keys), lse=True) for keys in (1, 4, 5, 9)]
-        headers = {"content-type": BINARY}
+@in_service()
+async def test_a_request_alone_and_in_company_has_the_same_bits(service):
+    bodies = [as_file(inputs("bhld", keys=keys), lse=True) for keys in (1, 4, 5, 9)]
+    headers = {"content-type": BINARY}
 
-        async def tensors(body: bytes) -> dict:
-            reply = await service.client.post(URL, content=body, headers=headers)
-            return safetensors.numpy.load(reply.content)
+    async def tensors(body: bytes) -> dict:
+        reply = await service.client.post(URL, content=body, headers=headers)
+        return safetensors.numpy.load(reply.content)
 
-        alone = [await tensors(body) for body in bodies]
-        service.engine.gate.clear()
-        together = [asyncio.ensure_future(tensors(body)) for body in bodies for _ in range(3)]
-        await asyncio.sleep(0)
-        service.engine.gate.set()
-        for (one, _), other in zip(itertools.product(alone, range(3)), await asyncio.gather(*together), strict=True):
-            assert all(np.array_equal(one[name], other[name]) for name in one)
-
-    served(story)
+    alone = [await tensors(body) for body in bodies]
+    service.engine.gate.clear()
+    together = [asyncio.ensure_future(tensors(body)) for body in bodies for _ in range(3)]
+    await asyncio.sleep(0)
+    service.engine.gate.set()
+    for (one, _), other in zip(itertools.product(alone, range(3)), await asyncio.gather(*together), strict=True):
+        assert all(np.array_equal(one[name], other[name]) for name in one)
 
 
 @pytest.mark.parametrize(
@@ -219,82 +203,70 @@ def test_a_request_alone_and_in_company_has_the_same_bits(served):
         ),
     ],
 )
-def test_a_refusal_names_the_code_and_the_field_and_queues_nothing(served, fields, status, code, param):
-    async def story(service):
-        body = {"query": [[1.0, 2.0], [3.0, 4.0]], "key": [[1.0, 2.0], [0.0, 1.0]], "value": [[1.0], [2.0]], **fields}
-        before = len(service.engine.batches)
-        reply = await service.client.post(URL, json=body)
-        problem = reply.json()
-        assert (reply.status_code, problem["code"], problem["param"]) == (status, code, param)
-        assert len(service.engine.batches) == before
-
-    served(story)
+@in_service()
+async def test_a_refusal_names_the_code_and_the_field_and_queues_nothing(service, fields, status, code, param):
+    body = {"query": [[1.0, 2.0], [3.0, 4.0]], "key": [[1.0, 2.0], [0.0, 1.0]], "value": [[1.0], [2.0]], **fields}
+    before = len(service.engine.batches)
+    reply = await service.client.post(URL, json=body)
+    problem = reply.json()
+    assert (reply.status_code, problem["code"], problem["param"]) == (status, code, param)
+    assert len(service.engine.batches) == before
 
 
-def test_a_service_without_layers_is_ready_and_computes(served):
-    async def story(service):
-        assert (await service.client.get("/readyz")).status_code == 200
-        assert (await service.client.get("/v1/layers")).json() == {"layers": []}
-        reply = await service.client.post(URL, json={"query": [[1.0]], "key": [[1.0]], "value": [[2.0]]})
-        assert reply.json()["output"] == [[2.0]]
-
-    served(story, layers=[])
+@in_service(layers=[])
+async def test_a_service_without_layers_is_ready_and_computes(service):
+    assert (await service.client.get("/readyz")).status_code == 200
+    assert (await service.client.get("/v1/layers")).json() == {"layers": []}
+    reply = await service.client.post(URL, json={"query": [[1.0]], "key": [[1.0]], "value": [[2.0]]})
+    assert reply.json()["output"] == [[2.0]]
 
 
-def test_the_reserved_name_is_no_layer(served):
-    async def story(service):
-        body = {"query": [[1.0]]}
-        reply = await service.client.post("/v1/layers/sdpa/attend", json=body)
-        assert (reply.status_code, reply.json()["code"]) == (404, "layer_not_found")
-        assert "/v1/attention" in reply.json()["detail"]
-
-    served(story, layers=[small_layer("small")])
+@in_service(layers=[small_layer("small")])
+async def test_the_reserved_name_is_no_layer(service):
+    body = {"query": [[1.0]]}
+    reply = await service.client.post("/v1/layers/sdpa/attend", json=body)
+    assert (reply.status_code, reply.json()["code"]) == (404, "layer_not_found")
+    assert "/v1/attention" in reply.json()["detail"]
 
 
 def infer_input(name: str, array: np.ndarray) -> dict:
     return {"name": name, "datatype": "FP32", "shape": list(array.shape), "data": array.ravel().tolist()}
 
 
-def test_the_model_sdpa_gives_the_bits_of_the_route(served):
-    async def story(service):
-        tensors = {**inputs("bhld"), "past_key": randn(2, 2, 7, 8), "past_value": randn(2, 2, 7, 6), "sinks": randn(4)}
-        options = {"scale": 0.7, "softcap": 1.5}
-        fields = {"masks": [{"kind": "causal", "align": "bottom_right"}], "lse": True, "present": True}
-        expected = await ask(
-            service, tensors, **options, **fields, scores={"stage": "capped"}, weights={"form": "mean"}
-        )
-        parameters = {
-            **options,
-            "causal": "bottom_right",
-            "lse": True,
-            "present": True,
-            "scores": "capped",
-            "weights": "mean",
-        }
-        body = {"inputs": [infer_input(*item) for item in tensors.items()], "parameters": parameters}
-        reply = await service.client.post("/v2/models/sdpa/infer", json=body)
-        assert reply.status_code == 200, reply.text
-        found = {output["name"]: output for output in reply.json()["outputs"]}
-        assert sorted(found) == sorted(["output", "weights", "scores", "lse", "present_key", "present_value"])
-        for name, output in found.items():
-            array = np.array(output["data"], np.float32).reshape(output["shape"])
-            assert np.array_equal(array, expected[name]), name
-        assert "layer_digest" not in reply.json()["parameters"]
-
-    served(story)
+@in_service()
+async def test_the_model_sdpa_gives_the_bits_of_the_route(service):
+    tensors = {**inputs("bhld"), "past_key": randn(2, 2, 7, 8), "past_value": randn(2, 2, 7, 6), "sinks": randn(4)}
+    options = {"scale": 0.7, "softcap": 1.5}
+    fields = {"masks": [{"kind": "causal", "align": "bottom_right"}], "lse": True, "present": True}
+    expected = await ask(service, tensors, **options, **fields, scores={"stage": "capped"}, weights={"form": "mean"})
+    parameters = {
+        **options,
+        "causal": "bottom_right",
+        "lse": True,
+        "present": True,
+        "scores": "capped",
+        "weights": "mean",
+    }
+    body = {"inputs": [infer_input(*item) for item in tensors.items()], "parameters": parameters}
+    reply = await service.client.post("/v2/models/sdpa/infer", json=body)
+    assert reply.status_code == 200, reply.text
+    found = {output["name"]: output for output in reply.json()["outputs"]}
+    assert sorted(found) == sorted(["output", "weights", "scores", "lse", "present_key", "present_value"])
+    for name, output in found.items():
+        array = np.array(output["data"], np.float32).reshape(output["shape"])
+        assert np.array_equal(array, expected[name]), name
+    assert "layer_digest" not in reply.json()["parameters"]
 
 
-def test_the_model_sdpa_is_listed_described_and_ready(served):
-    async def story(service):
-        index = (await service.client.post("/v2/repository/index")).json()
-        assert [model["name"] for model in index] == ["cross", "small", "zero", "sdpa"]
-        about = (await service.client.get("/v2/models/sdpa")).json()
-        assert [tensor["name"] for tensor in about["inputs"]] == ["query", "key", "value"]
-        assert (await service.client.get("/v2/models/sdpa/ready")).json() == {"name": "sdpa", "ready": True}
-        assert (await service.client.get("/v2/models/sdpa/config")).json()["max_batch_size"] == 0
-        assert (await service.client.get("/v2/models/sdpa/stats")).json()["model_stats"][0]["name"] == "sdpa"
-
-    served(story)
+@in_service()
+async def test_the_model_sdpa_is_listed_described_and_ready(service):
+    index = (await service.client.post("/v2/repository/index")).json()
+    assert [model["name"] for model in index] == ["cross", "small", "zero", "sdpa"]
+    about = (await service.client.get("/v2/models/sdpa")).json()
+    assert [tensor["name"] for tensor in about["inputs"]] == ["query", "key", "value"]
+    assert (await service.client.get("/v2/models/sdpa/ready")).json() == {"name": "sdpa", "ready": True}
+    assert (await service.client.get("/v2/models/sdpa/config")).json()["max_batch_size"] == 0
+    assert (await service.client.get("/v2/models/sdpa/stats")).json()["model_stats"][0]["name"] == "sdpa"
 
 
 @pytest.mark.parametrize(
@@ -305,24 +277,20 @@ def test_the_model_sdpa_is_listed_described_and_ready(served):
         ("sdpa", {"scale": 0}, "invalid"),
     ],
 )
-def test_a_parameter_of_another_model_and_a_wrong_one_are_refused(served, model, parameters, code):
-    async def story(service):
-        body = {"inputs": [infer_input(name, randn(1, 1, 1, 4)) for name in ("query", "key", "value")]}
-        reply = await service.client.post(f"/v2/models/{model}/infer", json={**body, "parameters": parameters})
-        assert reply.status_code == 400
-        assert code in reply.json()["error"]
-
-    served(story)
+@in_service()
+async def test_a_parameter_of_another_model_and_a_wrong_one_are_refused(service, model, parameters, code):
+    body = {"inputs": [infer_input(name, randn(1, 1, 1, 4)) for name in ("query", "key", "value")]}
+    reply = await service.client.post(f"/v2/models/{model}/infer", json={**body, "parameters": parameters})
+    assert reply.status_code == 400
+    assert code in reply.json()["error"]
 
 
-def test_metrics_and_statistics_count_it_as_a_layer_of_its_own(served):
-    async def story(service):
-        await ask(service, inputs("bhld"))
-        samples = await service.samples()
-        counted = [name for name, value in samples.items() if 'layer="sdpa"' in name and value >= 2]
-        assert any("requests" in name for name in counted), counted
-
-    served(story)
+@in_service()
+async def test_metrics_and_statistics_count_it_as_a_layer_of_its_own(service):
+    await ask(service, inputs("bhld"))
+    samples = await service.samples()
+    counted = [name for name, value in samples.items() if 'layer="sdpa"' in name and value >= 2]
+    assert any("requests" in name for name in counted), counted
 
 
 def test_the_reserved_name_cannot_be_stored():
@@ -330,32 +298,30 @@ def test_the_reserved_name_cannot_be_stored():
         small_layer("sdpa")
 
 
-def test_the_client_sends_every_option_and_returns_the_same_bits(served):
-    async def story(service):
-        tensors = {**inputs("bhld"), "past_key": randn(2, 2, 7, 8), "past_value": randn(2, 2, 7, 6), "sinks": randn(4)}
-        options: dict[str, Any] = {"scale": 0.7, "softcap": 1.5, "lse": True, "present": True}
-        expected = await ask(
-            service,
-            tensors,
+@in_service()
+async def test_the_client_sends_every_option_and_returns_the_same_bits(service):
+    tensors = {**inputs("bhld"), "past_key": randn(2, 2, 7, 8), "past_value": randn(2, 2, 7, 6), "sinks": randn(4)}
+    options: dict[str, Any] = {"scale": 0.7, "softcap": 1.5, "lse": True, "present": True}
+    expected = await ask(
+        service,
+        tensors,
+        **options,
+        masks=[{"kind": "causal", "align": "bottom_right"}],
+        scores={"stage": "capped"},
+        weights={"form": "heads", "heads": [1]},
+    )
+    transport = service.client._transport
+    async with AsyncClient("http://service", transport=transport) as client:
+        found = await client.attention(
+            **tensors,
             **options,
-            masks=[{"kind": "causal", "align": "bottom_right"}],
-            scores={"stage": "capped"},
-            weights={"form": "heads", "heads": [1]},
+            masks=[masks.causal("bottom_right")],
+            weights=Weights(heads=[1]),
+            scores="capped",
         )
-        transport = service.client._transport
-        async with AsyncClient("http://service", transport=transport) as client:
-            found = await client.attention(
-                **tensors,
-                **options,
-                masks=[masks.causal("bottom_right")],
-                weights=Weights(heads=[1]),
-                scores="capped",
-            )
-            for name in ("output", "weights", "scores", "lse", "present_key", "present_value"):
-                assert np.array_equal(getattr(found, name), expected[name]), name
-            plain = await client.attention(tensors["query"], tensors["key"], tensors["value"])
-            assert (plain.weights, plain.scores, plain.lse, plain.present_key) == (None,) * 4
-            with pytest.raises(LayoutRequired):
-                await client.attention(*(x[0] for x in inputs("bhld").values()))
-
-    served(story)
+        for name in ("output", "weights", "scores", "lse", "present_key", "present_value"):
+            assert np.array_equal(getattr(found, name), expected[name]), name
+        plain = await client.attention(tensors["query"], tensors["key"], tensors["value"])
+        assert (plain.weights, plain.scores, plain.lse, plain.present_key) == (None,) * 4
+        with pytest.raises(LayoutRequired):
+            await client.attention(*(x[0] for x in inputs("bhld").values()))

@@ -25,6 +25,7 @@ from tests.integration.forms import (
     read_json,
     read_safetensors,
 )
+from tests.integration.running import in_service
 
 ATTEND = "/v1/layers/small/attend"
 INFER = "/v2/models/small/infer"
@@ -52,45 +53,39 @@ def test_a_body_that_is_much_larger_than_its_tensors_counts_in_the_queue(served)
     served(story, queue_bytes=200_000)
 
 
-def test_the_answer_has_the_form_of_the_request_or_of_accept(served):
-    async def story(service):
-        json_body = json.dumps(Request(X).fields(as_base64)).encode()
-        wanted = read_json((await service.attend(json.loads(json_body))).json())["output"]
-        for content, came, accept, goes in (
-            (BODY, BINARY, "*/*", BINARY),
-            (BODY, BINARY, "application/json", "application/json"),
-            (BODY, BINARY, "application/json;q=0.2, application/*;q=0.9", BINARY),
-            (json_body, "application/json", BINARY, BINARY),
-            (json_body, "application/json", "*/*", "application/json"),
-        ):
-            answer = await post(service, content, content_type=came, accept=accept)
-            assert answer.status_code == 200, answer.text
-            assert answer.headers["content-type"] == goes
-            assert int(answer.headers["content-length"]) == len(answer.content)
-            read = read_safetensors(answer.content) if goes == BINARY else read_json(answer.json())
-            assert read["output"].tobytes() == wanted.tobytes()
-        assert (await post(service, BODY, accept="application/json")).json()["output"]["data"] == as_base64(wanted)[
-            "data"
-        ]
-        refused = await post(service, BODY, accept="text/html")
-        assert (refused.status_code, refused.json()["code"]) == (406, "not_acceptable")
-        assert refused.headers["content-type"] == "application/problem+json"
-
-    served(story)
+@in_service()
+async def test_the_answer_has_the_form_of_the_request_or_of_accept(service):
+    json_body = json.dumps(Request(X).fields(as_base64)).encode()
+    wanted = read_json((await service.attend(json.loads(json_body))).json())["output"]
+    for content, came, accept, goes in (
+        (BODY, BINARY, "*/*", BINARY),
+        (BODY, BINARY, "application/json", "application/json"),
+        (BODY, BINARY, "application/json;q=0.2, application/*;q=0.9", BINARY),
+        (json_body, "application/json", BINARY, BINARY),
+        (json_body, "application/json", "*/*", "application/json"),
+    ):
+        answer = await post(service, content, content_type=came, accept=accept)
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["content-type"] == goes
+        assert int(answer.headers["content-length"]) == len(answer.content)
+        read = read_safetensors(answer.content) if goes == BINARY else read_json(answer.json())
+        assert read["output"].tobytes() == wanted.tobytes()
+    assert (await post(service, BODY, accept="application/json")).json()["output"]["data"] == as_base64(wanted)["data"]
+    refused = await post(service, BODY, accept="text/html")
+    assert (refused.status_code, refused.json()["code"]) == (406, "not_acceptable")
+    assert refused.headers["content-type"] == "application/problem+json"
 
 
-def test_the_other_fields_of_an_answer_are_in_its_metadata(served):
-    async def story(service):
-        answer = await post(service, BODY)
-        length = int.from_bytes(answer.content[:8], "little")
-        facts = json.loads(json.loads(answer.content[8 : 8 + length])["__metadata__"]["response"])
-        assert facts["masked_rows"] == 0
-        assert facts["layer"]["name"] == "small"
-        assert facts["batch"] == {"requests": 1, "sequences": 1, "tokens": 2}
-        assert set(facts["timing_ms"]) == {"decode", "queue", "compute", "total"}
-        assert "server-timing" in answer.headers
-
-    served(story)
+@in_service()
+async def test_the_other_fields_of_an_answer_are_in_its_metadata(service):
+    answer = await post(service, BODY)
+    length = int.from_bytes(answer.content[:8], "little")
+    facts = json.loads(json.loads(answer.content[8 : 8 + length])["__metadata__"]["response"])
+    assert facts["masked_rows"] == 0
+    assert facts["layer"]["name"] == "small"
+    assert facts["batch"] == {"requests": 1, "sequences": 1, "tokens": 2}
+    assert set(facts["timing_ms"]) == {"decode", "queue", "compute", "total"}
+    assert "server-timing" in answer.headers
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int32", "bool"])
@@ -132,23 +127,20 @@ def test_a_malformed_tensor_is_the_same_error_in_every_form(served):
 
 
 @pytest.mark.long
-def test_a_truncated_body_is_refused_and_a_flipped_bit_is_refused_or_answered_correctly(served):
+@in_service()
+async def test_a_truncated_body_is_refused_and_a_flipped_bit_is_refused_or_answered_correctly(service):
     """Every cut and every bit of a whole small body."""
-
-    async def story(service):
-        for end in range(len(BODY)):
-            answer = await post(service, BODY[:end])
-            assert 400 <= answer.status_code < 500, end
-        for at in range(len(BODY) * 8):
-            flipped = bytearray(BODY)
-            flipped[at // 8] ^= 1 << at % 8
-            answer = await post(service, bytes(flipped))
-            if answer.status_code == 200:
-                assert _outputs(answer) == await _outputs_of_json(service, bytes(flipped)), at
-            else:
-                assert 400 <= answer.status_code < 500, (at, answer.status_code)
-
-    served(story)
+    for end in range(len(BODY)):
+        answer = await post(service, BODY[:end])
+        assert 400 <= answer.status_code < 500, end
+    for at in range(len(BODY) * 8):
+        flipped = bytearray(BODY)
+        flipped[at // 8] ^= 1 << at % 8
+        answer = await post(service, bytes(flipped))
+        if answer.status_code == 200:
+            assert _outputs(answer) == await _outputs_of_json(service, bytes(flipped)), at
+        else:
+            assert 400 <= answer.status_code < 500, (at, answer.status_code)
 
 
 def _outputs(answer) -> bytes:
@@ -252,15 +244,13 @@ def test_attend_accepts_and_returns_compressed_bodies(served, coding, accept):
     served(story)
 
 
-def test_answers_are_compressed_where_a_setting_enables_it(served):
-    async def story(service):
-        many = as_safetensors(Request(np.zeros((90, 16), np.float32)))
-        answer = await post(service, many, accept_encoding="gzip, deflate")
-        assert answer.headers["content-encoding"] == "gzip"
-        small = await post(service, BODY, accept_encoding="gzip")
-        assert "content-encoding" not in small.headers, "a small answer is not worth it"
-
-    served(story, compress_offers=True)
+@in_service(compress_offers=True)
+async def test_answers_are_compressed_where_a_setting_enables_it(service):
+    many = as_safetensors(Request(np.zeros((90, 16), np.float32)))
+    answer = await post(service, many, accept_encoding="gzip, deflate")
+    assert answer.headers["content-encoding"] == "gzip"
+    small = await post(service, BODY, accept_encoding="gzip")
+    assert "content-encoding" not in small.headers, "a small answer is not worth it"
 
 
 def as_binary_inference(request: Request) -> tuple[bytes, dict[str, str]]:

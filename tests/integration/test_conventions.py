@@ -10,6 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from attention_client import AsyncClient
 from attention_client import conventions as typed_conventions
 from tests.conformance.onnx_cases import HOW_TO_INSTALL, onnx_cases, rtol_of
+from tests.integration.running import in_service
 
 # mypy counts *arrays as every positional argument.
 conventions: Any = typed_conventions
@@ -178,23 +179,21 @@ def test_onnx_is_its_operator(served):
 
 
 @pytest.mark.skipif(not CASES, reason=HOW_TO_INSTALL)
-def test_every_case_of_the_package_onnx_has_its_outputs(served):
-    async def check(service):
-        for case in CASES:
-            given = {name: value for name, value in case.attributes.items() if name != "softmax_precision"}
-            mode = given.pop("qk_matmul_output_mode", 0) if "qk_matmul_output" in case.outputs else None
-            given.pop("qk_matmul_output_mode", None)
-            found = await attended(service, conventions.onnx(**case.inputs, **given, qk_matmul_output_mode=mode))
-            names = {"Y": "output", "qk_matmul_output": "weights" if mode == 3 else "scores"}
-            for name, expected in case.outputs.items():
-                answer = getattr(found, names.get(name, name))
-                assert answer is not None, f"{case.name} {name}"
-                np.testing.assert_allclose(
-                    answer.astype(np.float64), expected.astype(np.float64),
-                    rtol=rtol_of(case), atol=case.atol, err_msg=f"{case.name} {name}",
-                )  # fmt: skip
-
-    served(check)
+@in_service()
+async def test_every_case_of_the_package_onnx_has_its_outputs(service):
+    for case in CASES:
+        given = {name: value for name, value in case.attributes.items() if name != "softmax_precision"}
+        mode = given.pop("qk_matmul_output_mode", 0) if "qk_matmul_output" in case.outputs else None
+        given.pop("qk_matmul_output_mode", None)
+        found = await attended(service, conventions.onnx(**case.inputs, **given, qk_matmul_output_mode=mode))
+        names = {"Y": "output", "qk_matmul_output": "weights" if mode == 3 else "scores"}
+        for name, expected in case.outputs.items():
+            answer = getattr(found, names.get(name, name))
+            assert answer is not None, f"{case.name} {name}"
+            np.testing.assert_allclose(
+                answer.astype(np.float64), expected.astype(np.float64),
+                rtol=rtol_of(case), atol=case.atol, err_msg=f"{case.name} {name}",
+            )  # fmt: skip
 
 
 def test_keras_is_its_layer(served):

@@ -14,6 +14,7 @@ import torch
 import zstandard
 
 from tests.integration.forms import as_base64
+from tests.integration.running import in_service
 
 X = [[0.5] * 16, [0.25] * 16]
 SECRET = "s3cret-marker"
@@ -161,27 +162,24 @@ def check_problem(answer, codes) -> None:
     assert problem["request_id"] == answer.headers["x-request-id"]
 
 
-def test_wrong_bodies_get_their_code_and_harm_no_other_request(served):
+@in_service(max_sequences=4)
+async def test_wrong_bodies_get_their_code_and_harm_no_other_request(service):
     """All at once beside a steady good request, whose answer never changes by a bit."""
-
-    async def story(service):
-        good = await service.attend({"query": X})
-        for body, codes in WRONG:
-            refused, beside = await asyncio.gather(service.attend(body), service.attend({"query": X}))
-            check_problem(refused, codes)
-            assert beside.json()["output"] == good.json()["output"]
-        for raw, code in RAW:
-            headers = {"content-type": "application/json"}
-            refused = await service.client.post("/v1/layers/small/attend", content=raw, headers=headers)
-            check_problem(refused, code)
-        samples = await service.samples()
-        answered = sum(value for name, value in samples.items() if name.startswith("attention_requests_total"))
-        rejected = sum(value for name, value in samples.items() if name.startswith("attention_rejected_total"))
-        assert samples["attention_received_total"] == answered == 1 + 2 * len(WRONG) + len(RAW)
-        assert rejected == len(WRONG) + len(RAW)
-        assert samples["attention_in_flight_requests"] == samples["attention_queued_requests"] == 0
-
-    served(story, max_sequences=4)
+    good = await service.attend({"query": X})
+    for body, codes in WRONG:
+        refused, beside = await asyncio.gather(service.attend(body), service.attend({"query": X}))
+        check_problem(refused, codes)
+        assert beside.json()["output"] == good.json()["output"]
+    for raw, code in RAW:
+        headers = {"content-type": "application/json"}
+        refused = await service.client.post("/v1/layers/small/attend", content=raw, headers=headers)
+        check_problem(refused, code)
+    samples = await service.samples()
+    answered = sum(value for name, value in samples.items() if name.startswith("attention_requests_total"))
+    rejected = sum(value for name, value in samples.items() if name.startswith("attention_rejected_total"))
+    assert samples["attention_received_total"] == answered == 1 + 2 * len(WRONG) + len(RAW)
+    assert rejected == len(WRONG) + len(RAW)
+    assert samples["attention_in_flight_requests"] == samples["attention_queued_requests"] == 0
 
 
 async def _fail_in_all_ways(service) -> None:
@@ -200,28 +198,25 @@ async def _fail_in_all_ways(service) -> None:
     assert (await service.attend({"query": X})).status_code == 200
 
 
-def test_a_request_that_fails_leaves_nothing_to_the_garbage_collection(served):
+@in_service()
+async def test_a_request_that_fails_leaves_nothing_to_the_garbage_collection(service):
     """A worker freezes its objects, so full collections are rare: a cycle would keep the request's body and tensors."""
-
-    async def story(service):
-        await _fail_in_all_ways(service)  # what is kept for later requests is there now
+    await _fail_in_all_ways(service)  # what is kept for later requests is there now
+    await asyncio.sleep(0)
+    gc.collect()
+    gc.disable()
+    try:
+        await _fail_in_all_ways(service)
         await asyncio.sleep(0)
+        gc.set_debug(gc.DEBUG_SAVEALL)
         gc.collect()
-        gc.disable()
-        try:
-            await _fail_in_all_ways(service)
-            await asyncio.sleep(0)
-            gc.set_debug(gc.DEBUG_SAVEALL)
-            gc.collect()
-            frames = [found.f_code.co_qualname for found in gc.garbage if isinstance(found, types.FrameType)]
-            tensors = [found for found in gc.garbage if isinstance(found, torch.Tensor)]
-        finally:
-            gc.set_debug(0)
-            gc.garbage.clear()
-            gc.enable()
-        assert (frames, tensors) == ([], [])
-
-    served(story)
+        frames = [found.f_code.co_qualname for found in gc.garbage if isinstance(found, types.FrameType)]
+        tensors = [found for found in gc.garbage if isinstance(found, torch.Tensor)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert (frames, tensors) == ([], [])
 
 
 @pytest.mark.parametrize("rows", [1, 200])
@@ -247,40 +242,34 @@ def test_a_request_that_fails_leaves_nothing_to_the_garbage_collection(served):
         ({"\u0661x": 1}, "", "unknown field in the request"),
     ],
 )
-def test_an_unknown_field_is_named_if_it_is_an_identifier_and_translated_if_another_library_has_it(
-    served, rows, fields, param, words
+@in_service()
+async def test_an_unknown_field_is_named_if_it_is_an_identifier_and_translated_if_another_library_has_it(
+    service, rows, fields, param, words
 ):
-    async def story(service):
-        problem = (await service.attend({"query": X[:1] * rows, **fields})).json()
-        assert (problem["code"], problem["param"]) == ("unknown_field", param)
-        assert words in problem["detail"]
-
-    served(story)
+    problem = (await service.attend({"query": X[:1] * rows, **fields})).json()
+    assert (problem["code"], problem["param"]) == ("unknown_field", param)
+    assert words in problem["detail"]
 
 
-def test_a_selection_of_millions_is_one_short_error(served):
-    async def story(service):
-        for body in (
-            {"heads": [1] * 100_000},
-            {"queries": {"dtype": "int32", "shape": [10**6], "data": "AAAA" * 1333333}},
-        ):
-            answer = await service.attend({"query": X, "weights": {"form": "heads", **body}})
-            assert answer.status_code in (400, 422)
-            assert len(answer.content) <= 4096
-        many = await service.attend({"query": X, **{str(i): 0 for i in range(20_000)}})
-        assert (many.status_code, many.json()["code"]) == (422, "unknown_field")
-
-    served(story)
+@in_service()
+async def test_a_selection_of_millions_is_one_short_error(service):
+    for body in (
+        {"heads": [1] * 100_000},
+        {"queries": {"dtype": "int32", "shape": [10**6], "data": "AAAA" * 1333333}},
+    ):
+        answer = await service.attend({"query": X, "weights": {"form": "heads", **body}})
+        assert answer.status_code in (400, 422)
+        assert len(answer.content) <= 4096
+    many = await service.attend({"query": X, **{str(i): 0 for i in range(20_000)}})
+    assert (many.status_code, many.json()["code"]) == (422, "unknown_field")
 
 
 @pytest.mark.parametrize("count", [8191, 200_000])
-def test_many_wrong_elements_are_one_short_error(served, count):
-    async def story(service):
-        answer = await service.attend({"query": ["x"] * count})
-        assert answer.status_code == 422
-        assert len(answer.content) <= 4096
-
-    served(story)
+@in_service()
+async def test_many_wrong_elements_are_one_short_error(service, count):
+    answer = await service.attend({"query": ["x"] * count})
+    assert answer.status_code == 422
+    assert len(answer.content) <= 4096
 
 
 @pytest.mark.parametrize(
@@ -294,36 +283,31 @@ def test_many_wrong_elements_are_one_short_error(served, count):
         ("x" * 10_000, 404),
     ],
 )
-def test_a_layer_that_is_not_served_is_not_found_and_never_a_label(served, layer, status):
+@in_service()
+async def test_a_layer_that_is_not_served_is_not_found_and_never_a_label(service, layer, status):
     """T25, J10."""
-
-    async def story(service):
-        answer = await service.client.post(f"/v1/layers/{layer}/attend", json={"query": X})
-        assert answer.status_code == status
-        assert answer.json()["code"] in ("layer_not_found", "not_found")
-        assert "nobody" not in (await service.client.get("/metrics")).text
-
-    served(story)
+    answer = await service.client.post(f"/v1/layers/{layer}/attend", json={"query": X})
+    assert answer.status_code == status
+    assert answer.json()["code"] in ("layer_not_found", "not_found")
+    assert "nobody" not in (await service.client.get("/metrics")).text
 
 
-def test_unknown_routes_and_methods_are_errors_of_their_own(served):
-    async def story(service):
-        missing = await service.client.get("/v3/" + SECRET)
-        assert (missing.status_code, missing.json()["code"]) == (404, "not_found")
-        assert SECRET not in missing.text
-        for method in ("GET", "PUT", "DELETE", "TRACE", "FOO"):
-            wrong = await service.client.request(method, "/v1/layers/small/attend")
-            assert (wrong.status_code, wrong.json()["code"]) == (405, "method_not_allowed")
-            assert wrong.headers["allow"] == "OPTIONS, POST"
-        options = await service.client.options("/v1/layers/small/attend")
-        assert (options.status_code, options.headers["allow"]) == (204, "OPTIONS, POST")
-        head = await service.client.head("/healthz")
-        assert (head.status_code, head.content) == (200, b"")
-        slash = await service.client.get("/v1/layers/", headers={"host": "evil.example"})
-        assert slash.status_code == 404
-        assert (await service.client.post("/healthz")).headers["allow"] == "GET, HEAD, OPTIONS"
-
-    served(story)
+@in_service()
+async def test_unknown_routes_and_methods_are_errors_of_their_own(service):
+    missing = await service.client.get("/v3/" + SECRET)
+    assert (missing.status_code, missing.json()["code"]) == (404, "not_found")
+    assert SECRET not in missing.text
+    for method in ("GET", "PUT", "DELETE", "TRACE", "FOO"):
+        wrong = await service.client.request(method, "/v1/layers/small/attend")
+        assert (wrong.status_code, wrong.json()["code"]) == (405, "method_not_allowed")
+        assert wrong.headers["allow"] == "OPTIONS, POST"
+    options = await service.client.options("/v1/layers/small/attend")
+    assert (options.status_code, options.headers["allow"]) == (204, "OPTIONS, POST")
+    head = await service.client.head("/healthz")
+    assert (head.status_code, head.content) == (200, b"")
+    slash = await service.client.get("/v1/layers/", headers={"host": "evil.example"})
+    assert slash.status_code == 404
+    assert (await service.client.post("/healthz")).headers["allow"] == "GET, HEAD, OPTIONS"
 
 
 def test_media_types_and_sizes_are_checked_before_the_body_is_read(served):
@@ -353,13 +337,11 @@ def test_media_types_and_sizes_are_checked_before_the_body_is_read(served):
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "1.5", "ten", "", "00"])
-def test_a_malformed_timeout_is_invalid(served, value):
-    async def story(service):
-        answer = await service.attend({"query": X}, headers={"x-request-timeout-ms": value})
-        assert (answer.status_code, answer.json()["code"]) == (422, "invalid")
-        assert (await service.attend({"query": X}, headers={"x-request-timeout-ms": "9" * 40})).status_code == 200
-
-    served(story)
+@in_service()
+async def test_a_malformed_timeout_is_invalid(service, value):
+    answer = await service.attend({"query": X}, headers={"x-request-timeout-ms": value})
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid")
+    assert (await service.attend({"query": X}, headers={"x-request-timeout-ms": "9" * 40})).status_code == 200
 
 
 @pytest.mark.parametrize("rows", [2, 40])
@@ -386,45 +368,39 @@ def test_a_malformed_timeout_is_invalid(served, value):
         ("bias", '"nan"', "bad_dtype", 'masks[0].values has a string at index [1][1], expected a number or "-inf"'),
     ],
 )
-def test_what_is_not_finite_in_json_is_refused_with_its_index(served, rows, where, literal, code, words):
-    async def story(service):
-        query, bias = [["0.5"] * 16 for _ in range(rows)], [["0"] * rows for _ in range(rows)]
-        (query if where == "query" else bias)[1][3 if where == "query" else 1] = literal
-        lists = ["[" + ",".join("[" + ",".join(row) + "]" for row in table) + "]" for table in (query, bias)]
-        body = '{{"query": {}, "masks": [{{"kind": "bias", "values": {}}}]}}'.format(*lists)
-        problem = (await post_whole(service, body.encode())).json()
-        assert (problem["code"], problem["param"]) == (code, "/query" if where == "query" else "/masks/0/values")
-        assert words in problem["detail"]
-
-    served(story)
+@in_service()
+async def test_what_is_not_finite_in_json_is_refused_with_its_index(service, rows, where, literal, code, words):
+    query, bias = [["0.5"] * 16 for _ in range(rows)], [["0"] * rows for _ in range(rows)]
+    (query if where == "query" else bias)[1][3 if where == "query" else 1] = literal
+    lists = ["[" + ",".join("[" + ",".join(row) + "]" for row in table) + "]" for table in (query, bias)]
+    body = '{{"query": {}, "masks": [{{"kind": "bias", "values": {}}}]}}'.format(*lists)
+    problem = (await post_whole(service, body.encode())).json()
+    assert (problem["code"], problem["param"]) == (code, "/query" if where == "query" else "/masks/0/values")
+    assert words in problem["detail"]
 
 
 @pytest.mark.parametrize("size", [33, 10_000])
 @pytest.mark.parametrize("literal", ["NaN", "1e999", "123456789012345678901234567890e300"])
-def test_the_param_of_a_number_has_no_name_that_may_not_be_echoed(served, size, literal):
-    async def story(service):
-        for name, param in (("x" * size, None), ("x y", None), ("Scale_2", "/Scale_2")):
-            problem = (await post_whole(service, f'{{"{name}": {literal}}}'.encode())).json()
-            assert problem["code"] in ("bad_json", "non_finite", "unknown_field")
-            if problem["code"] != "unknown_field":
-                assert problem["param"] == param
-            assert ("xxx" in str(problem)) is False
-
-    served(story)
+@in_service()
+async def test_the_param_of_a_number_has_no_name_that_may_not_be_echoed(service, size, literal):
+    for name, param in (("x" * size, None), ("x y", None), ("Scale_2", "/Scale_2")):
+        problem = (await post_whole(service, f'{{"{name}": {literal}}}'.encode())).json()
+        assert problem["code"] in ("bad_json", "non_finite", "unknown_field")
+        if problem["code"] != "unknown_field":
+            assert problem["param"] == param
+        assert ("xxx" in str(problem)) is False
 
 
 @pytest.mark.parametrize("rows", [2, 40])
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
-def test_what_is_not_finite_in_base64_is_refused_with_its_index(served, rows, value):
-    async def story(service):
-        values = np.full((rows, 16), 0.5, np.float32)
-        values[1, 3] = float(value)
-        problem = (await service.attend({"query": as_base64(values)})).json()
-        name = "NaN" if value == "nan" else value
-        assert (problem["code"], problem["param"]) == ("non_finite", "/query")
-        assert problem["detail"] == f"query has {name} at index [1][3], expected a number"
-
-    served(story)
+@in_service()
+async def test_what_is_not_finite_in_base64_is_refused_with_its_index(service, rows, value):
+    values = np.full((rows, 16), 0.5, np.float32)
+    values[1, 3] = float(value)
+    problem = (await service.attend({"query": as_base64(values)})).json()
+    name = "NaN" if value == "nan" else value
+    assert (problem["code"], problem["param"]) == ("non_finite", "/query")
+    assert problem["detail"] == f"query has {name} at index [1][3], expected a number"
 
 
 @pytest.mark.parametrize("limit", [4096, 65_536])
@@ -457,36 +433,32 @@ def test_the_refusal_of_too_many_numbers_names_their_count_the_setting_and_a_che
     served(story, max_text_numbers=numbers)
 
 
-def test_an_expensive_request_is_refused_with_its_cost(served):
-    async def story(service):
-        for body, words in [
-            (
-                {"query": [X[0]] * 9},
-                "9 query and key rows, expected at most 8 (ATTENTION_MAX_REQUEST_TOKENS); send the sequences in several",
-            ),
-            ({"query": [X[0]] * 8}, "256 attention scores"),
-            ({"query": X * 3, "weights": {"form": "heads"}}, None),
-        ]:
-            answer = await service.attend(body)
-            if words is None:
-                assert answer.status_code == 200
-                continue
-            assert (answer.status_code, answer.json()["code"]) == (413, "cost_limit")
-            assert words in answer.json()["detail"]
-
-    served(story, max_request_tokens=8, max_request_cells=255)
+@in_service(max_request_tokens=8, max_request_cells=255)
+async def test_an_expensive_request_is_refused_with_its_cost(service):
+    for body, words in [
+        (
+            {"query": [X[0]] * 9},
+            "9 query and key rows, expected at most 8 (ATTENTION_MAX_REQUEST_TOKENS); send the sequences in several",
+        ),
+        ({"query": [X[0]] * 8}, "256 attention scores"),
+        ({"query": X * 3, "weights": {"form": "heads"}}, None),
+    ]:
+        answer = await service.attend(body)
+        if words is None:
+            assert answer.status_code == 200
+            continue
+        assert (answer.status_code, answer.json()["code"]) == (413, "cost_limit")
+        assert words in answer.json()["detail"]
 
 
-def test_returned_weights_are_bounded(served):
-    async def story(service):
-        rows = [X[0]] * 10
-        refused = await service.attend({"query": rows, "weights": {"form": "heads"}})
-        assert refused.status_code == 413
-        assert "1,600 bytes of returned weights" in refused.json()["detail"]
-        assert (await service.attend({"query": rows, "weights": {"form": "mean"}})).status_code == 200
-        assert (await service.attend({"query": rows})).status_code == 200
-
-    served(story, max_weights_bytes=1024)
+@in_service(max_weights_bytes=1024)
+async def test_returned_weights_are_bounded(service):
+    rows = [X[0]] * 10
+    refused = await service.attend({"query": rows, "weights": {"form": "heads"}})
+    assert refused.status_code == 413
+    assert "1,600 bytes of returned weights" in refused.json()["detail"]
+    assert (await service.attend({"query": rows, "weights": {"form": "mean"}})).status_code == 200
+    assert (await service.attend({"query": rows})).status_code == 200
 
 
 OBJECT = {"dtype": "float32", "shape": [1, 16], "data": [0.5] * 16}
@@ -507,36 +479,28 @@ OBJECT = {"dtype": "float32", "shape": [1, 16], "data": [0.5] * 16}
         ({"query": {**OBJECT, "shape": [2, 16]}, "masks": [{"kind": "attend", "values": [[1, 2, 3]]}]}, "bad_shape"),
     ],
 )
-def test_of_two_errors_the_first_in_the_order_of_the_contract_is_reported(served, body, code):
+@in_service()
+async def test_of_two_errors_the_first_in_the_order_of_the_contract_is_reported(service, body, code):
     """Unknown fields, then dtypes, then shapes, then masks, whichever tensor they are in."""
-
-    async def story(service):
-        answer = await service.attend(body)
-        assert answer.json()["code"] == code, answer.text
-
-    served(story)
+    answer = await service.attend(body)
+    assert answer.json()["code"] == code, answer.text
 
 
-def test_a_malformed_deadline_is_reported_after_errors_of_the_body(served):
-    async def story(service):
-        headers = {"content-type": "application/json", "x-request-timeout-ms": "soon"}
-        path = "/v1/layers/small/attend"
-        assert (await service.client.post(path, content=b"x" * 5000, headers=headers)).status_code == 413
-        assert (await service.client.post(path, content=b"{}", headers=headers)).json()["code"] == "invalid"
-
-    served(story, max_body_bytes=4096)
+@in_service(max_body_bytes=4096)
+async def test_a_malformed_deadline_is_reported_after_errors_of_the_body(service):
+    headers = {"content-type": "application/json", "x-request-timeout-ms": "soon"}
+    path = "/v1/layers/small/attend"
+    assert (await service.client.post(path, content=b"x" * 5000, headers=headers)).status_code == 413
+    assert (await service.client.post(path, content=b"{}", headers=headers)).json()["code"] == "invalid"
 
 
-def test_mask_tables_are_bounded_before_they_are_allocated(served):
+@in_service(max_table_bytes=6399)
+async def test_mask_tables_are_bounded_before_they_are_allocated(service):
     """Two small biases whose sum is a table of every head: 413 that says how much; alone neither needs one."""
-
-    async def story(service):
-        rows = [X[0]] * 20
-        by_row, by_key = ({"kind": "bias", "values": v} for v in ([[[0.0]] * 20] * 4, [0.0] * 20))
-        refused = await service.attend({"query": rows, "masks": [by_row, by_key]})
-        assert (refused.status_code, refused.json()["code"]) == (413, "cost_limit")
-        assert "the request needs 6,400 bytes of tables" in refused.json()["detail"]
-        assert (await service.attend({"query": rows, "masks": [by_key, {"kind": "causal"}]})).status_code == 200
-        assert (await service.attend({"query": rows})).status_code == 200
-
-    served(story, max_table_bytes=6399)
+    rows = [X[0]] * 20
+    by_row, by_key = ({"kind": "bias", "values": v} for v in ([[[0.0]] * 20] * 4, [0.0] * 20))
+    refused = await service.attend({"query": rows, "masks": [by_row, by_key]})
+    assert (refused.status_code, refused.json()["code"]) == (413, "cost_limit")
+    assert "the request needs 6,400 bytes of tables" in refused.json()["detail"]
+    assert (await service.attend({"query": rows, "masks": [by_key, {"kind": "causal"}]})).status_code == 200
+    assert (await service.attend({"query": rows})).status_code == 200

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.integration.forms import BINARY, Request, as_base64, as_inference, as_safetensors
+from tests.integration.running import in_service
 
 X = [[0.5] * 16, [0.25] * 16]
 ATTEND, INFER = "/v1/layers/small/attend", "/v2/models/small/infer"
@@ -59,41 +60,35 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_wrong_body_gets_its_code(served, case):
-    async def story(service):
-        for body, code in CASES[case]:
-            answer = await service.attend(body)
-            assert (answer.status_code, answer.json()["code"]) == (STATUS.get(code, 422), code), body
-            if case == "T6":
-                assert "16" in answer.json()["detail"]
-
-    served(story)
+@in_service()
+async def test_a_wrong_body_gets_its_code(service, case):
+    for body, code in CASES[case]:
+        answer = await service.attend(body)
+        assert (answer.status_code, answer.json()["code"]) == (STATUS.get(code, 422), code), body
+        if case == "T6":
+            assert "16" in answer.json()["detail"]
 
 
 @pytest.mark.parametrize("field", ["query", "key", "value"])
-def test_one_nan_is_refused_at_any_index_and_other_requests_keep_their_bits_T14(served, field):
-    async def story(service):
-        good = [(await service.attend({"query": [[n / 8] * 16] * (n + 1)})).json()["output"] for n in range(6)]
-        for place in (0, 7, 31):
-            bad = service.attend({"query": X, "key": X, "value": X, field: nan_at(place)})
-            beside = [service.attend({"query": [[n / 8] * 16] * (n + 1)}) for n in range(6)]
-            refused, *answers = await asyncio.gather(bad, *beside)
-            assert (refused.status_code, refused.json()["code"]) == (422, "non_finite")
-            assert refused.json()["param"].startswith(f"/{field}")
-            assert [answer.json()["output"] for answer in answers] == good
-
-    served(story)
+@in_service()
+async def test_one_nan_is_refused_at_any_index_and_other_requests_keep_their_bits_T14(service, field):
+    good = [(await service.attend({"query": [[n / 8] * 16] * (n + 1)})).json()["output"] for n in range(6)]
+    for place in (0, 7, 31):
+        bad = service.attend({"query": X, "key": X, "value": X, field: nan_at(place)})
+        beside = [service.attend({"query": [[n / 8] * 16] * (n + 1)}) for n in range(6)]
+        refused, *answers = await asyncio.gather(bad, *beside)
+        assert (refused.status_code, refused.json()["code"]) == (422, "non_finite")
+        assert refused.json()["param"].startswith(f"/{field}")
+        assert [answer.json()["output"] for answer in answers] == good
 
 
-def test_a_request_too_expensive_with_weights_is_answered_without_them_T11(served):
-    async def story(service):
-        body = {"query": X * 8}
-        refused = await service.attend({**body, "weights": {"form": "heads"}})
-        assert (refused.status_code, refused.json()["code"]) == (413, "cost_limit")
-        assert (await service.attend(body)).status_code == 200
-        assert (await service.attend({**body, "weights": None})).status_code == 200
-
-    served(story, max_weights_bytes=1024)
+@in_service(max_weights_bytes=1024)
+async def test_a_request_too_expensive_with_weights_is_answered_without_them_T11(service):
+    body = {"query": X * 8}
+    refused = await service.attend({**body, "weights": {"form": "heads"}})
+    assert (refused.status_code, refused.json()["code"]) == (413, "cost_limit")
+    assert (await service.attend(body)).status_code == 200
+    assert (await service.attend({**body, "weights": None})).status_code == 200
 
 
 @pytest.mark.parametrize("limit", [1, 3, 1000])
@@ -172,26 +167,21 @@ async def send(service, body: bytes, path: str = ATTEND, **headers: str):
     ],
     ids=["B1-magic", "B1-json", "B1-npy", "B1-zip", "B1-pickle"],
 )
-def test_another_format_under_our_media_type_is_bad_binary(served, body):
-    async def story(service):
-        answer = await send(service, body)
-        assert (answer.status_code, answer.json()["code"]) == (400, "bad_binary")
-
-    served(story)
+@in_service()
+async def test_another_format_under_our_media_type_is_bad_binary(service, body):
+    answer = await send(service, body)
+    assert (answer.status_code, answer.json()["code"]) == (400, "bad_binary")
 
 
-def test_big_endian_dtypes_are_unknown_B7(served):
+@in_service()
+async def test_big_endian_dtypes_are_unknown_B7(service):
     """Neither protocol has a flag or a dtype for them, so an invented one is refused."""
-
-    async def story(service):
-        for flag in ({"byteorder": "big"}, {"endian": ">"}):
-            answer = await service.attend({"query": {"dtype": "float32", "shape": [2, 16], "data": [0.5] * 32, **flag}})
-            assert (answer.status_code, answer.json()["code"]) == (422, "unknown_field")
-        for dtype in (">f4", "float32be", "F32BE"):
-            answer = await service.attend({"query": {"dtype": dtype, "shape": [2, 16], "data": [0.5] * 32}})
-            assert (answer.status_code, answer.json()["code"]) == (422, "bad_dtype")
-
-    served(story)
+    for flag in ({"byteorder": "big"}, {"endian": ">"}):
+        answer = await service.attend({"query": {"dtype": "float32", "shape": [2, 16], "data": [0.5] * 32, **flag}})
+        assert (answer.status_code, answer.json()["code"]) == (422, "unknown_field")
+    for dtype in (">f4", "float32be", "F32BE"):
+        answer = await service.attend({"query": {"dtype": dtype, "shape": [2, 16], "data": [0.5] * 32}})
+        assert (answer.status_code, answer.json()["code"]) == (422, "bad_dtype")
 
 
 def inference(*names: str, data_of: int | None = None, outputs: list | None = None) -> tuple[bytes, dict[str, str]]:

@@ -14,24 +14,22 @@ from service.layers.store import Store
 from service.supervisor.coordinator import Coordinator
 from service.supervisor.status import State, WorkerStatus
 from tests.doubles import LocalChannel
-from tests.integration.running import LAYERS, prepare, running, small_layer
+from tests.integration.running import LAYERS, in_service, prepare, running, small_layer
 
 X = [[0.5] * 16]
 
 
-def test_l1_before_layers_are_loaded_requests_are_refused_and_healthz_is_200(served):
-    async def story(service):
-        ready = await service.client.get("/readyz")
-        assert (ready.status_code, ready.json()["code"]) == (503, "not_ready")
-        assert (await service.client.get("/healthz")).status_code == 200
-        answer = await service.attend({"query": X})
-        assert (answer.status_code, answer.json()["code"]) == (503, "not_ready")
-        assert answer.headers["retry-after"] == "1"
-        assert (await service.client.get("/v1/layers")).status_code == 503
-        await service.until(lambda: service.service.why_not_ready() is None)
-        assert (await service.attend({"query": X})).status_code == 200
-
-    served(story, wait=False)
+@in_service(wait=False)
+async def test_l1_before_layers_are_loaded_requests_are_refused_and_healthz_is_200(service):
+    ready = await service.client.get("/readyz")
+    assert (ready.status_code, ready.json()["code"]) == (503, "not_ready")
+    assert (await service.client.get("/healthz")).status_code == 200
+    answer = await service.attend({"query": X})
+    assert (answer.status_code, answer.json()["code"]) == (503, "not_ready")
+    assert answer.headers["retry-after"] == "1"
+    assert (await service.client.get("/v1/layers")).status_code == 503
+    await service.until(lambda: service.service.why_not_ready() is None)
+    assert (await service.attend({"query": X})).status_code == 200
 
 
 def test_f13_strict_a_broken_layer_refuses_the_start(tmp_path):
@@ -137,17 +135,15 @@ def test_a_missing_directory_and_one_whose_layers_all_fail_refuse_the_start(tmp_
     asyncio.run(main())
 
 
-def test_l9_readiness_fails_when_the_drain_begins_and_requests_are_still_answered(served):
-    async def story(service):
-        service.service.begin_drain()
-        ready = await service.client.get("/readyz")
-        assert (ready.status_code, ready.json()["detail"]) == (503, "draining")
-        assert (await service.attend({"query": X})).status_code == 200
-        service.service.stop_admitting()
-        answer = await service.attend({"query": X})
-        assert (answer.status_code, answer.json()["code"]) == (503, "draining")
-
-    served(story)
+@in_service()
+async def test_l9_readiness_fails_when_the_drain_begins_and_requests_are_still_answered(service):
+    service.service.begin_drain()
+    ready = await service.client.get("/readyz")
+    assert (ready.status_code, ready.json()["detail"]) == (503, "draining")
+    assert (await service.attend({"query": X})).status_code == 200
+    service.service.stop_admitting()
+    answer = await service.attend({"query": X})
+    assert (answer.status_code, answer.json()["code"]) == (503, "draining")
 
 
 def test_accepted_requests_are_answered_at_shutdown(tmp_path):
@@ -181,28 +177,25 @@ def test_a_process_reports_the_work_since_its_last_heartbeat_at_its_end(tmp_path
     assert float(told["attention_compute_busy_seconds_total"]) > 0
 
 
-def test_requests_of_every_form_before_the_listener_closed_are_answered(served):
+@in_service()
+async def test_requests_of_every_form_before_the_listener_closed_are_answered(service):
     """L5 Their headers were read, their bodies come late."""
+    begun, late = asyncio.Event(), asyncio.Event()
 
-    async def story(service):
-        begun, late = asyncio.Event(), asyncio.Event()
+    async def body():
+        yield b'{"query": [['
+        begun.set()
+        await late.wait()
+        yield b",".join([b"0.5"] * 16) + b"]]}"
 
-        async def body():
-            yield b'{"query": [['
-            begun.set()
-            await late.wait()
-            yield b",".join([b"0.5"] * 16) + b"]]}"
-
-        headers = {"content-type": "application/json"}
-        came = asyncio.ensure_future(service.client.post("/v1/layers/small/attend", content=body(), headers=headers))
-        await begun.wait()
-        service.service.begin_drain()
-        service.service.stop_admitting()
-        late.set()
-        assert (await came).status_code == 200
-        assert (await service.client.post("/v2/models/small/infer", content=b"{}")).status_code == 503
-
-    served(story)
+    headers = {"content-type": "application/json"}
+    came = asyncio.ensure_future(service.client.post("/v1/layers/small/attend", content=body(), headers=headers))
+    await begun.wait()
+    service.service.begin_drain()
+    service.service.stop_admitting()
+    late.set()
+    assert (await came).status_code == 200
+    assert (await service.client.post("/v2/models/small/infer", content=b"{}")).status_code == 503
 
 
 def test_a_run_directory_that_cannot_be_written_ends_no_process(served):
@@ -225,14 +218,12 @@ def test_a_run_directory_that_cannot_be_written_ends_no_process(served):
     served(story, restore=restore)
 
 
-def test_a_fault_of_the_main_task_is_logged_and_ends_the_process(served):
-    async def story(service):
-        service.service.readiness.probe = None  # whatever breaks in it
-        await service.until(lambda: service.refusals)
-        assert "internal fault" in service.refusals[0]
-        assert (await service.client.get("/readyz")).status_code == 503
-
-    served(story)
+@in_service()
+async def test_a_fault_of_the_main_task_is_logged_and_ends_the_process(service):
+    service.service.readiness.probe = None  # whatever breaks in it
+    await service.until(lambda: service.refusals)
+    assert "internal fault" in service.refusals[0]
+    assert (await service.client.get("/readyz")).status_code == 503
 
 
 def test_readiness_needs_every_process(served):
@@ -250,35 +241,27 @@ def test_readiness_needs_every_process(served):
     served(story, channel=LocalChannel(coordinator, pid=1))
 
 
-def test_a_layer_that_stops_answering_makes_the_service_unready(served):
-    async def story(service):
-        service.engine.wrong = lambda call: isinstance(call, Call)  # "zero" is the only layer
-        await service.until(lambda: service.service.why_not_ready() is not None)
-        assert 'layer "zero" has not answered' in (await service.client.get("/readyz")).json()["detail"]
-        service.engine.wrong = lambda call: False
-        await service.until(lambda: service.service.why_not_ready() is None)
-
-    served(
-        story, layers=[small_layer("zero")], probe_s=0.05
-    )  # alone: on a busy machine any other layer is late as well
+@in_service(layers=[small_layer("zero")], probe_s=0.05)
+async def test_a_layer_that_stops_answering_makes_the_service_unready(service):
+    service.engine.wrong = lambda call: isinstance(call, Call)  # "zero" is the only layer
+    await service.until(lambda: service.service.why_not_ready() is not None)
+    assert 'layer "zero" has not answered' in (await service.client.get("/readyz")).json()["detail"]
+    service.engine.wrong = lambda call: False
+    await service.until(lambda: service.service.why_not_ready() is None)
 
 
-def test_the_first_float64_request_converts_the_layer_once(served):
-    async def story(service):
-        wide = {"dtype": "float64", "shape": [1, 16], "data": X[0]}
-        for _ in range(2):
-            assert (await service.attend({"query": wide})).status_code == 200
-        catalog = service.service.catalog
-        made = [name for name in catalog.names() if torch.float64 in catalog.get(name).loaded.variants]
-        assert made == ["small"]
-
-    served(story)
+@in_service()
+async def test_the_first_float64_request_converts_the_layer_once(service):
+    wide = {"dtype": "float64", "shape": [1, 16], "data": X[0]}
+    for _ in range(2):
+        assert (await service.attend({"query": wide})).status_code == 200
+    catalog = service.service.catalog
+    made = [name for name in catalog.names() if torch.float64 in catalog.get(name).loaded.variants]
+    assert made == ["small"]
 
 
-def test_the_store_is_read_once_at_the_start(served, tmp_path):
-    async def story(service):
-        before = (await service.attend({"query": X})).json()["output"]
-        await asyncio.to_thread(Store(tmp_path / "layers").save, small_layer("small", scale=0.25))
-        assert (await service.attend({"query": X})).json()["output"] == before
-
-    served(story)
+@in_service()
+async def test_the_store_is_read_once_at_the_start(service, tmp_path):
+    before = (await service.attend({"query": X})).json()["output"]
+    await asyncio.to_thread(Store(tmp_path / "layers").save, small_layer("small", scale=0.25))
+    assert (await service.attend({"query": X})).json()["output"] == before

@@ -20,7 +20,7 @@ from tests.integration.forms import (
     as_safetensors,
     check_same_bits,
 )
-from tests.integration.running import LAYERS
+from tests.integration.running import LAYERS, in_service
 
 HEADS = LAYERS[0].spec.num_heads
 PARAMETERS = {name: tensor.numpy() for name, tensor in LAYERS[0].tensors.items()}
@@ -63,21 +63,19 @@ def check_against_reference(found: dict[str, np.ndarray], request: Request, mask
 
 @pytest.mark.parametrize("kind", ["attend", "ignore", "bias"])
 @pytest.mark.parametrize("sizes", SIZES, ids=lambda sizes: "B{}-L{}-S{}".format(*sizes))
-def test_axes_name_what_each_axis_is_whatever_the_sizes_in_every_form_M5(served, sizes, kind):
-    async def story(service):
-        for is_batch in (True, False):
-            query, key = inputs(sizes, is_batch=is_batch)
-            for axes in AXES[is_batch]:
-                values, mask = drawn(kind, axes, sizes if is_batch else (1, *sizes[1:]))
-                request = Request(query, key, masks=[({"kind": kind, "axes": axes}, values)], weights={"form": "heads"})
-                found = await answers(service, request)
-                check_same_bits(found)
-                check_against_reference(found["base64"], request, mask)
-                if axes in OPTIONAL_AXES[is_batch]:
-                    bare = Request(query, key, masks=[({"kind": kind}, values)], weights={"form": "heads"})
-                    check_same_bits({"base64": found["base64"], **await answers(service, bare)})
-
-    served(story)
+@in_service()
+async def test_axes_name_what_each_axis_is_whatever_the_sizes_in_every_form_M5(service, sizes, kind):
+    for is_batch in (True, False):
+        query, key = inputs(sizes, is_batch=is_batch)
+        for axes in AXES[is_batch]:
+            values, mask = drawn(kind, axes, sizes if is_batch else (1, *sizes[1:]))
+            request = Request(query, key, masks=[({"kind": kind, "axes": axes}, values)], weights={"form": "heads"})
+            found = await answers(service, request)
+            check_same_bits(found)
+            check_against_reference(found["base64"], request, mask)
+            if axes in OPTIONAL_AXES[is_batch]:
+                bare = Request(query, key, masks=[({"kind": kind}, values)], weights={"form": "heads"})
+                check_same_bits({"base64": found["base64"], **await answers(service, bare)})
 
 
 def test_any_axis_may_be_1(served):
@@ -274,10 +272,8 @@ def test_a_bare_array_needs_its_kind_at_every_size(served, rows, of):
 
 @pytest.mark.parametrize("kind", ["attend", "ignore"])
 @pytest.mark.parametrize("values", [[0.0, -1e9, 0, 0], ["-inf", 0, 0, 0], as_list(np.zeros(4, np.float32))], ids=str)
-def test_the_refusal_of_a_float_mask_that_is_no_bias_names_the_bias(served, kind, values):
-    async def story(service):
-        refused = await service.attend({"query": CUBE.tolist(), "masks": [{"kind": kind, "values": values}]})
-        assert refused.status_code == 422
-        assert 'a mask of floats is a "bias"' in refused.json()["detail"]
-
-    served(story)
+@in_service()
+async def test_the_refusal_of_a_float_mask_that_is_no_bias_names_the_bias(service, kind, values):
+    refused = await service.attend({"query": CUBE.tolist(), "masks": [{"kind": kind, "values": values}]})
+    assert refused.status_code == 422
+    assert 'a mask of floats is a "bias"' in refused.json()["detail"]

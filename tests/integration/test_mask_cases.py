@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.integration.running import LAYERS
+from tests.integration.running import LAYERS, in_service
 
 SMALL = LAYERS[0]
 RNG = np.random.default_rng(0)
@@ -111,14 +111,12 @@ CODES = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_a_malformed_mask_is_refused(served, case):
-    async def story(service):
-        for mask in BAD[case]:
-            refused = await service.attend({"query": X.tolist(), "masks": [mask]})
-            assert refused.json().get("code") in CODES[case], (mask, refused.text)
-            assert refused.status_code == (400 if refused.json()["code"] == "bad_json" else 422)
-
-    served(story)
+@in_service()
+async def test_a_malformed_mask_is_refused(service, case):
+    for mask in BAD[case]:
+        refused = await service.attend({"query": X.tolist(), "masks": [mask]})
+        assert refused.json().get("code") in CODES[case], (mask, refused.text)
+        assert refused.status_code == (400 if refused.json()["code"] == "bad_json" else 422)
 
 
 def test_zeros_and_ones_are_booleans_and_large_biases_are_numbers_M6_M8(served):
@@ -197,13 +195,11 @@ def test_each_sequence_may_have_an_offset_of_its_own(served, cube, fields):
     served(story)
 
 
-def test_one_offset_for_all_and_the_same_for_each_are_the_same_bits(served):
-    async def story(service):
-        for offset in (-1, 0, 3):
-            one = await answer(service, {"kind": "causal", "offset": offset}, x=CUBE)
-            assert one == await answer(service, {"kind": "causal", "offset": [offset] * 3}, x=CUBE)
-
-    served(story)
+@in_service()
+async def test_one_offset_for_all_and_the_same_for_each_are_the_same_bits(service):
+    for offset in (-1, 0, 3):
+        one = await answer(service, {"kind": "causal", "offset": offset}, x=CUBE)
+        assert one == await answer(service, {"kind": "causal", "offset": [offset] * 3}, x=CUBE)
 
 
 @pytest.mark.parametrize("kind", ["causal", "window"])
@@ -232,12 +228,10 @@ def test_one_offset_for_all_and_the_same_for_each_are_the_same_bits(served):
     ],
     ids=lambda value: str(value)[:24] if not isinstance(value, np.ndarray) else f"{value.ndim}-D",
 )
-def test_an_offset_is_a_whole_number_or_one_for_each_sequence(served, kind, x, offset, words):
-    async def story(service):
-        refused = await service.attend({"query": x.tolist(), "masks": [{"kind": kind, "offset": offset}]})
-        problem = refused.json()
-        assert (refused.status_code, problem["code"], problem["param"]) == (422, "bad_mask", "/masks/0/offset")
-        assert words in problem["detail"]
-        assert ("one for each" in problem["detail"]) == (x.ndim == 3)
-
-    served(story)
+@in_service()
+async def test_an_offset_is_a_whole_number_or_one_for_each_sequence(service, kind, x, offset, words):
+    refused = await service.attend({"query": x.tolist(), "masks": [{"kind": kind, "offset": offset}]})
+    problem = refused.json()
+    assert (refused.status_code, problem["code"], problem["param"]) == (422, "bad_mask", "/masks/0/offset")
+    assert words in problem["detail"]
+    assert ("one for each" in problem["detail"]) == (x.ndim == 3)

@@ -9,6 +9,7 @@ import pytest
 
 from service.api import attend_route
 from service.wire.inference_codec import read_inference, split_inference
+from tests.integration.running import in_service
 
 QUERY = {"name": "query", "datatype": "FP32", "shape": [1, 2, 16], "data": [0.5] * 32}
 INFER = "/v2/models/small/infer"
@@ -19,23 +20,21 @@ async def infer(service, *inputs: dict, path: str = INFER, **fields):
     return await service.client.post(path, content=json.dumps(body).encode(), headers={"content-type": "text/plain"})
 
 
-def test_an_answer_has_the_keys_of_the_protocol_and_the_facts_of_v1(served):
-    async def story(service):
-        found = (await infer(service, id="42", model_name="another", unknown=[1])).json()
-        assert found["model_name"] == "small"
-        assert found["model_version"] == "1"
-        assert found["id"] == "42"
-        assert found["parameters"]["batch_requests"] == 1
-        assert found["parameters"]["masked_rows"] == 0
-        assert found["parameters"]["layer_digest"].startswith("sha256:")
-        (output,) = found["outputs"]
-        assert (output["name"], output["datatype"], output["shape"]) == ("output", "FP32", [1, 2, 16])
-        assert len(output["data"]) == 32
-        assert "id" not in (await infer(service)).json()
-        versioned = await infer(service, path="/v2/models/small/versions/1/infer")
-        assert versioned.json()["outputs"] == found["outputs"]
-
-    served(story)
+@in_service()
+async def test_an_answer_has_the_keys_of_the_protocol_and_the_facts_of_v1(service):
+    found = (await infer(service, id="42", model_name="another", unknown=[1])).json()
+    assert found["model_name"] == "small"
+    assert found["model_version"] == "1"
+    assert found["id"] == "42"
+    assert found["parameters"]["batch_requests"] == 1
+    assert found["parameters"]["masked_rows"] == 0
+    assert found["parameters"]["layer_digest"].startswith("sha256:")
+    (output,) = found["outputs"]
+    assert (output["name"], output["datatype"], output["shape"]) == ("output", "FP32", [1, 2, 16])
+    assert len(output["data"]) == 32
+    assert "id" not in (await infer(service)).json()
+    versioned = await infer(service, path="/v2/models/small/versions/1/infer")
+    assert versioned.json()["outputs"] == found["outputs"]
 
 
 def test_data_may_be_nested_as_its_shape_says_or_flat(served):
@@ -52,36 +51,32 @@ def test_data_may_be_nested_as_its_shape_says_or_flat(served):
     served(story)
 
 
-def test_weights_are_requested_by_parameter_or_name_and_only_requested_outputs_are_sent(served):
-    async def story(service):
-        def names(answer) -> list[str]:
-            return [output["name"] for output in answer.json()["outputs"]]
+@in_service()
+async def test_weights_are_requested_by_parameter_or_name_and_only_requested_outputs_are_sent(service):
+    def names(answer) -> list[str]:
+        return [output["name"] for output in answer.json()["outputs"]]
 
-        assert names(await infer(service, parameters={"weights": "mean"})) == ["output", "weights"]
-        by_name = await infer(service, outputs=[{"name": "weights"}])
-        assert names(by_name) == ["weights"]
-        assert by_name.json()["outputs"][0]["shape"] == [1, 4, 2, 2]
-        only = await infer(service, outputs=[{"name": "output"}], parameters={"weights": "heads"})
-        assert names(only) == ["output"]
-
-    served(story)
+    assert names(await infer(service, parameters={"weights": "mean"})) == ["output", "weights"]
+    by_name = await infer(service, outputs=[{"name": "weights"}])
+    assert names(by_name) == ["weights"]
+    assert by_name.json()["outputs"][0]["shape"] == [1, 4, 2, 2]
+    only = await infer(service, outputs=[{"name": "output"}], parameters={"weights": "heads"})
+    assert names(only) == ["output"]
 
 
-def test_the_flag_of_an_output_overrides_that_of_the_request(served):
-    async def story(service):
-        answer = await infer(
-            service,
-            outputs=[{"name": "output", "parameters": {"binary_data": False}}, {"name": "weights"}],
-            parameters={"binary_data_output": True},
-        )
-        assert answer.headers["content-type"] == "application/octet-stream"
-        head = int(answer.headers["inference-header-content-length"])
-        output, weights = json.loads(answer.content[:head])["outputs"]
-        assert "data" in output
-        assert weights["parameters"] == {"binary_data_size": 64}
-        assert len(answer.content) == head + 64
-
-    served(story)
+@in_service()
+async def test_the_flag_of_an_output_overrides_that_of_the_request(service):
+    answer = await infer(
+        service,
+        outputs=[{"name": "output", "parameters": {"binary_data": False}}, {"name": "weights"}],
+        parameters={"binary_data_output": True},
+    )
+    assert answer.headers["content-type"] == "application/octet-stream"
+    head = int(answer.headers["inference-header-content-length"])
+    output, weights = json.loads(answer.content[:head])["outputs"]
+    assert "data" in output
+    assert weights["parameters"] == {"binary_data_size": 64}
+    assert len(answer.content) == head + 64
 
 
 def test_parameters_of_stateful_models_are_ignored(served):
@@ -148,70 +143,57 @@ def test_parameters_of_stateful_models_are_ignored(served):
         ([QUERY, {"name": "lengths", "datatype": "INT64", "shape": [2], "data": [1, 2]}], {}, "lengths must be"),
     ],
 )
-def test_an_error_is_one_sentence_in_the_form_of_the_protocol(served, inputs, fields, words):
-    async def story(service):
-        answer = await infer(service, *inputs, **fields)
-        assert answer.status_code == 400, answer.text
-        assert list(answer.json()) == ["error"]
-        assert words in answer.json()["error"]
-        assert len(answer.content) < 1000
-
-    served(story)
+@in_service()
+async def test_an_error_is_one_sentence_in_the_form_of_the_protocol(service, inputs, fields, words):
+    answer = await infer(service, *inputs, **fields)
+    assert answer.status_code == 400, answer.text
+    assert list(answer.json()) == ["error"]
+    assert words in answer.json()["error"]
+    assert len(answer.content) < 1000
 
 
-@pytest.mark.parametrize("timeout", [0, None, 10**6, 2**63 - 1, 10**18, 10**400])
-def test_a_timeout_is_capped_by_the_request_deadline(served, timeout):
-    async def story(service):
-        assert (await infer(service, parameters={"timeout": timeout})).status_code == 200
-
-    served(story)
+@pytest.mark.parametrize("microseconds", [0, None, 10**6, 2**63 - 1, 10**18, 10**400])
+@in_service()
+async def test_a_timeout_is_capped_by_the_request_deadline(service, microseconds):
+    assert (await infer(service, parameters={"timeout": microseconds})).status_code == 200
 
 
-@pytest.mark.parametrize("timeout", ["1" + "0" * 5000, "1e5", "1e400", "-1", "NaN"])
-def test_a_timeout_that_is_no_number_of_microseconds_is_refused(served, timeout):
-    async def story(service):
-        body = json.dumps({"inputs": [QUERY], "parameters": {"timeout": 0}}).replace(
-            '"timeout": 0', f'"timeout": {timeout}'
-        )
-        answer = await service.client.post(INFER, content=body)
-        assert answer.status_code == 400, answer.text
-        assert len(answer.content) < 500
-        assert "000000" not in answer.text
-
-    served(story)
+@pytest.mark.parametrize("microseconds", ["1" + "0" * 5000, "1e5", "1e400", "-1", "NaN"])
+@in_service()
+async def test_a_timeout_that_is_no_number_of_microseconds_is_refused(service, microseconds):
+    body = json.dumps({"inputs": [QUERY], "parameters": {"timeout": 0}}).replace(
+        '"timeout": 0', f'"timeout": {microseconds}'
+    )
+    answer = await service.client.post(INFER, content=body)
+    assert answer.status_code == 400, answer.text
+    assert len(answer.content) < 500
+    assert "000000" not in answer.text
 
 
-def test_an_id_of_any_text_is_returned(served):
-    async def story(service):
-        for text in ("", "é", "\u0000", "😀" * 256, '"\\\n'):
-            assert (await infer(service, id=text)).json()["id"] == text
-            raw = json.dumps({"inputs": [QUERY], "id": text}, ensure_ascii=False)
-            assert (await service.client.post(INFER, content=raw)).json()["id"] == text
-
-    served(story)
+@in_service()
+async def test_an_id_of_any_text_is_returned(service):
+    for text in ("", "é", "\u0000", "😀" * 256, '"\\\n'):
+        assert (await infer(service, id=text)).json()["id"] == text
+        raw = json.dumps({"inputs": [QUERY], "id": text}, ensure_ascii=False)
+        assert (await service.client.post(INFER, content=raw)).json()["id"] == text
 
 
 @pytest.mark.parametrize("length", ["-1", "x", "1e3", "9" * 50, "", "99999999", "0", "0" * 5000])
-def test_an_impossible_length_of_the_json_is_refused(served, length):
+@in_service()
+async def test_an_impossible_length_of_the_json_is_refused(service, length):
     """B2."""
-
-    async def story(service):
-        headers = {"inference-header-content-length": length}
-        answer = await service.client.post(INFER, content=json.dumps({"inputs": [QUERY]}), headers=headers)
-        assert answer.status_code == 400
-        assert "error" in answer.json()
-
-    served(story)
+    headers = {"inference-header-content-length": length}
+    answer = await service.client.post(INFER, content=json.dumps({"inputs": [QUERY]}), headers=headers)
+    assert answer.status_code == 400
+    assert "error" in answer.json()
 
 
-def test_leading_zeros_of_the_length_of_the_json_are_ignored(served):
-    async def story(service):
-        content = json.dumps({"inputs": [QUERY]})
-        headers = {"inference-header-content-length": "0" * 5000 + str(len(content))}
-        answer = await service.client.post(INFER, content=content, headers=headers)
-        assert answer.status_code == 200, answer.text
-
-    served(story)
+@in_service()
+async def test_leading_zeros_of_the_length_of_the_json_are_ignored(service):
+    content = json.dumps({"inputs": [QUERY]})
+    headers = {"inference-header-content-length": "0" * 5000 + str(len(content))}
+    answer = await service.client.post(INFER, content=content, headers=headers)
+    assert answer.status_code == 200, answer.text
 
 
 @pytest.mark.parametrize("num_json", [None, 2**20, 2**20 - 8])
@@ -252,100 +234,88 @@ def test_the_text_of_a_body_is_freed_when_it_is_parsed(served, monkeypatch):
     served(story)
 
 
-def test_every_route_under_v2_answers_errors_in_the_form_of_the_protocol(served):
-    async def story(service):
-        for method, path, status in (
-            ("GET", "/v2/nowhere", 404),
-            ("GET", "/v2/models/nobody", 404),
-            ("GET", "/v2/models/nobody/config", 404),
-            ("GET", "/v2/models/small/versions/2", 404),
-            ("DELETE", "/v2/models/small", 405),
-            ("GET", INFER, 405),
-            ("POST", "/v2/models/nobody/infer", 404),
-            ("POST", "/v2/models/small/versions/7/infer", 404),
-            ("POST", INFER, 400),
-            ("GET", "/v2/systemsharedmemory/status", 404),
-            ("POST", "/v2/repository/models/small/load", 404),
-        ):
-            answer = await service.client.request(method, path)
-            assert answer.status_code == status, path
-            assert list(answer.json()) == ["error"], path
-            assert answer.headers["content-type"] == "application/json"
-
-    served(story)
+@in_service()
+async def test_every_route_under_v2_answers_errors_in_the_form_of_the_protocol(service):
+    for method, path, status in (
+        ("GET", "/v2/nowhere", 404),
+        ("GET", "/v2/models/nobody", 404),
+        ("GET", "/v2/models/nobody/config", 404),
+        ("GET", "/v2/models/small/versions/2", 404),
+        ("DELETE", "/v2/models/small", 405),
+        ("GET", INFER, 405),
+        ("POST", "/v2/models/nobody/infer", 404),
+        ("POST", "/v2/models/small/versions/7/infer", 404),
+        ("POST", INFER, 400),
+        ("GET", "/v2/systemsharedmemory/status", 404),
+        ("POST", "/v2/repository/models/small/load", 404),
+    ):
+        answer = await service.client.request(method, path)
+        assert answer.status_code == status, path
+        assert list(answer.json()) == ["error"], path
+        assert answer.headers["content-type"] == "application/json"
 
 
-def test_an_unready_server_is_live(served):
-    async def story(service):
-        assert (await service.client.get("/v2/health/ready")).json() == {"ready": True}
-        service.service.begin_drain()
-        live = await service.client.get("/v2/health/live")
-        assert (live.status_code, live.json()) == (200, {"live": True})
-        for path in ("/v2/health/ready", "/v2/models/small/ready"):
-            answer = await service.client.get(path)
-            assert answer.status_code == 503
-            assert answer.json() == {"error": "draining (not_ready)"}
-
-    served(story)
+@in_service()
+async def test_an_unready_server_is_live(service):
+    assert (await service.client.get("/v2/health/ready")).json() == {"ready": True}
+    service.service.begin_drain()
+    live = await service.client.get("/v2/health/live")
+    assert (live.status_code, live.json()) == (200, {"live": True})
+    for path in ("/v2/health/ready", "/v2/models/small/ready"):
+        answer = await service.client.get(path)
+        assert answer.status_code == 503
+        assert answer.json() == {"error": "draining (not_ready)"}
 
 
-def test_a_full_queue_is_503_as_the_clients_of_the_protocol_expect(served):
-    async def story(service):
-        import asyncio
+@in_service(queue_capacity=1)
+async def test_a_full_queue_is_503_as_the_clients_of_the_protocol_expect(service):
+    import asyncio
 
-        service.engine.gate.clear()
-        running = asyncio.ensure_future(infer(service))
-        await service.until(lambda: service.service.batcher.num_running > 0)
-        waiting = asyncio.ensure_future(infer(service))
-        await service.until(lambda: service.service.batcher.num_queued > 0)
-        refused = await infer(service)
-        assert refused.status_code == 503
-        assert "queue" in refused.json()["error"]
-        assert int(refused.headers["retry-after"]) >= 1
-        service.engine.gate.set()
-        assert (await running).status_code == (await waiting).status_code == 200
-
-    served(story, queue_capacity=1)
+    service.engine.gate.clear()
+    running = asyncio.ensure_future(infer(service))
+    await service.until(lambda: service.service.batcher.num_running > 0)
+    waiting = asyncio.ensure_future(infer(service))
+    await service.until(lambda: service.service.batcher.num_queued > 0)
+    refused = await infer(service)
+    assert refused.status_code == 503
+    assert "queue" in refused.json()["error"]
+    assert int(refused.headers["retry-after"]) >= 1
+    service.engine.gate.set()
+    assert (await running).status_code == (await waiting).status_code == 200
 
 
-def test_a_deadline_of_the_request_is_kept(served):
-    async def story(service):
-        service.engine.gate.clear()
-        answer = await infer(service, parameters={"timeout": 20_000})
-        assert answer.status_code == 504
-        assert "error" in answer.json()
-        service.engine.gate.set()
-
-    served(story)
+@in_service()
+async def test_a_deadline_of_the_request_is_kept(service):
+    service.engine.gate.clear()
+    answer = await infer(service, parameters={"timeout": 20_000})
+    assert answer.status_code == 504
+    assert "error" in answer.json()
+    service.engine.gate.set()
 
 
-def test_statistics_count_requests_sequences_and_passes(served):
-    async def story(service):
-        three = {**QUERY, "shape": [3, 2, 16], "data": [0.5] * 96}
-        assert (await infer(service, three)).status_code == 200
-        assert (await infer(service, {**QUERY, "shape": [1, 2, 15]})).status_code == 400
-        (stats,) = (await service.client.get("/v2/models/small/stats")).json()["model_stats"]
-        assert (stats["name"], stats["version"]) == ("small", "1")
-        assert (stats["inference_count"], stats["execution_count"]) == (3, 1)
-        assert stats["last_inference"] > 1_700_000_000_000
-        counts = {name: told["count"] for name, told in stats["inference_stats"].items()}
-        assert (counts["success"], counts["fail"], counts["compute_infer"], counts["cache_hit"]) == (1, 1, 1, 0)
-        every = (await service.client.get("/v2/models/stats")).json()["model_stats"]
-        assert {told["name"] for told in every} == {"small", "cross", "zero", "sdpa"}
-
-    served(story)
+@in_service()
+async def test_statistics_count_requests_sequences_and_passes(service):
+    three = {**QUERY, "shape": [3, 2, 16], "data": [0.5] * 96}
+    assert (await infer(service, three)).status_code == 200
+    assert (await infer(service, {**QUERY, "shape": [1, 2, 15]})).status_code == 400
+    (stats,) = (await service.client.get("/v2/models/small/stats")).json()["model_stats"]
+    assert (stats["name"], stats["version"]) == ("small", "1")
+    assert (stats["inference_count"], stats["execution_count"]) == (3, 1)
+    assert stats["last_inference"] > 1_700_000_000_000
+    counts = {name: told["count"] for name, told in stats["inference_stats"].items()}
+    assert (counts["success"], counts["fail"], counts["compute_infer"], counts["cache_hit"]) == (1, 1, 1, 0)
+    every = (await service.client.get("/v2/models/stats")).json()["model_stats"]
+    assert {told["name"] for told in every} == {"small", "cross", "zero", "sdpa"}
 
 
-def test_a_model_whose_widths_differ_needs_its_keys_and_values(served):
-    async def story(service):
-        found = (await service.client.get("/v2/models/cross")).json()
-        assert [(x["name"], x["shape"]) for x in found["inputs"]] == [
-            ("query", [-1, -1, 16]),
-            ("key", [-1, -1, 12]),
-            ("value", [-1, -1, 20]),
-        ]
-        config = (await service.client.get("/v2/models/cross/config")).json()
-        assert [x["name"] for x in config["input"]] == ["query", "key", "value"]
-        assert config["dynamic_batching"] == {}, "0 would deny ATTENTION_MAX_WAIT_MS"
-
-    served(story)
+@in_service()
+async def test_a_model_whose_widths_differ_needs_its_keys_and_values(service):
+    found = (await service.client.get("/v2/models/cross")).json()
+    assert [(x["name"], x["shape"]) for x in found["inputs"]] == [
+        ("query", [-1, -1, 16]),
+        ("key", [-1, -1, 12]),
+        ("value", [-1, -1, 20]),
+    ]
+    config = (await service.client.get("/v2/models/cross/config")).json()
+    assert [x["name"] for x in config["input"]] == ["query", "key", "value"]
+    assert config["dynamic_batching"] == {}, "0 would deny ATTENTION_MAX_WAIT_MS"

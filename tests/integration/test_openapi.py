@@ -13,7 +13,7 @@ from service.api.openapi.examples import attend_examples
 from service.wire.attend_request import WeightsField
 from service.wire.mask_kinds import MASK_KINDS
 from tests.contract.test_error_table import CONTRACT
-from tests.integration.running import LAYERS
+from tests.integration.running import LAYERS, in_service
 
 ATTEND, ATTENTION = "/v1/layers/{layer}/attend", "/v1/attention"
 LICENCE = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"][
@@ -47,58 +47,52 @@ def error_documents(page: dict, path: str) -> dict[str, dict]:
     return {code: example["value"] for content in contents for code, example in content.get("examples", {}).items()}
 
 
-def test_the_page_says_what_this_is_and_under_which_licence(served):
-    async def story(service):
-        page = await page_of(service)
-        assert {"title", "version", "summary", "description", "license", "contact"} <= set(page["info"])
-        assert page["info"]["license"]["identifier"] == LICENCE
-        described = {tag["name"] for tag in page["tags"] if tag["description"]}
-        operations = [operation for found in page["paths"].values() for operation in found.values()]
-        assert {tag for operation in operations for tag in operation["tags"]} == described
-        assert all(operation["summary"] for operation in operations)
-        assert all(scheme["description"] for scheme in page["components"]["securitySchemes"].values())
-
-    served(story, admin=True)
+@in_service(admin=True)
+async def test_the_page_says_what_this_is_and_under_which_licence(service):
+    page = await page_of(service)
+    assert {"title", "version", "summary", "description", "license", "contact"} <= set(page["info"])
+    assert page["info"]["license"]["identifier"] == LICENCE
+    described = {tag["name"] for tag in page["tags"] if tag["description"]}
+    operations = [operation for found in page["paths"].values() for operation in found.values()]
+    assert {tag for operation in operations for tag in operation["tags"]} == described
+    assert all(operation["summary"] for operation in operations)
+    assert all(scheme["description"] for scheme in page["components"]["securitySchemes"].values())
 
 
 IS_RANGE = re.compile(r"\b(from|at least|above|any|to) |> 0")
 
 
-def test_every_field_of_every_body_is_described_with_its_default_and_range(served):
-    async def story(service):
-        page = await page_of(service)
-        for name, schema in page["components"]["schemas"].items():
-            for field, found in schema.get("properties", {}).items():
-                where, words = f"{name}.{field}", found.get("description", "")
-                assert words, where
-                if not name.endswith(("Request", "Field", "Mask", "Input", "Output", "Parameters")):
-                    continue
-                if field not in schema.get("required", []) and found.get("default") is None:
-                    assert re.search(r"default: |ignored|only there|only with|comes with", words), where
-                for part in [found, *found.get("anyOf", [])]:
-                    if part.get("type") in ("integer", "number") and name not in ("BatchField", "TimingField"):
-                        assert {"minimum", "maximum"} & set(part) or IS_RANGE.search(words), where
-
-    served(story)
+@in_service()
+async def test_every_field_of_every_body_is_described_with_its_default_and_range(service):
+    page = await page_of(service)
+    for name, schema in page["components"]["schemas"].items():
+        for field, found in schema.get("properties", {}).items():
+            where, words = f"{name}.{field}", found.get("description", "")
+            assert words, where
+            if not name.endswith(("Request", "Field", "Mask", "Input", "Output", "Parameters")):
+                continue
+            if field not in schema.get("required", []) and found.get("default") is None:
+                assert re.search(r"default: |ignored|only there|only with|comes with", words), where
+            for part in [found, *found.get("anyOf", [])]:
+                if part.get("type") in ("integer", "number") and name not in ("BatchField", "TimingField"):
+                    assert {"minimum", "maximum"} & set(part) or IS_RANGE.search(words), where
 
 
-def test_every_header_that_the_service_reads_or_shows_is_on_the_page(served):
-    async def story(service):
-        page = await page_of(service)
-        parameters = {parameter["name"] for parameter in page["components"]["parameters"].values()}
-        assert set(REQUEST_HEADERS) - NO_PARAMETERS <= parameters
-        assert set(EXPOSED) <= set(page["components"]["headers"])
-        for path, operations in page["paths"].items():
-            for operation in operations.values():
-                read = [resolved(page, parameter) for parameter in operation["parameters"]]
-                assert "X-Request-ID" in {parameter["name"] for parameter in read}, path
-                assert not any({"default", "example"} & {*x, *x["schema"]} for x in read if x["in"] == "header")
-                for answer in operation["responses"].values():
-                    assert all(
-                        resolved(page, header)["description"] for header in resolved(page, answer)["headers"].values()
-                    )
-
-    served(story)
+@in_service()
+async def test_every_header_that_the_service_reads_or_shows_is_on_the_page(service):
+    page = await page_of(service)
+    parameters = {parameter["name"] for parameter in page["components"]["parameters"].values()}
+    assert set(REQUEST_HEADERS) - NO_PARAMETERS <= parameters
+    assert set(EXPOSED) <= set(page["components"]["headers"])
+    for path, operations in page["paths"].items():
+        for operation in operations.values():
+            read = [resolved(page, parameter) for parameter in operation["parameters"]]
+            assert "X-Request-ID" in {parameter["name"] for parameter in read}, path
+            assert not any({"default", "example"} & {*x, *x["schema"]} for x in read if x["in"] == "header")
+            for answer in operation["responses"].values():
+                assert all(
+                    resolved(page, header)["description"] for header in resolved(page, answer)["headers"].values()
+                )
 
 
 async def headers_beyond_the_page(service, page, path: str, **request: Any) -> set[str]:
@@ -109,64 +103,56 @@ async def headers_beyond_the_page(service, page, path: str, **request: Any) -> s
     return set(answer.headers) - known - {"content-type", "content-length", "connection", "x-content-type-options"}
 
 
-def test_no_answer_has_a_header_that_the_page_does_not_have(served):
-    async def story(service):
-        page = await page_of(service)
-        body = {"query": [[0.5] * 16] * 100}
-        for path in (ATTEND, ATTENTION):
-            assert not await headers_beyond_the_page(service, page, path, json={"query": [0.5]})
-        coding = {"accept-encoding": "gzip"}
-        assert not await headers_beyond_the_page(service, page, ATTEND, json=body, headers=coding)
-        tensor = {"name": "query", "datatype": "FP32", "shape": [1, 1, 16], "data": [0.5] * 16}
-        wanted = [{"name": "output", "parameters": {"binary_data": True}}]
-        infer = {"inputs": [tensor], "outputs": wanted}
-        assert not await headers_beyond_the_page(service, page, "/v2/models/{layer}/infer", json=infer)
-
-    served(story)
+@in_service()
+async def test_no_answer_has_a_header_that_the_page_does_not_have(service):
+    page = await page_of(service)
+    body = {"query": [[0.5] * 16] * 100}
+    for path in (ATTEND, ATTENTION):
+        assert not await headers_beyond_the_page(service, page, path, json={"query": [0.5]})
+    coding = {"accept-encoding": "gzip"}
+    assert not await headers_beyond_the_page(service, page, ATTEND, json=body, headers=coding)
+    tensor = {"name": "query", "datatype": "FP32", "shape": [1, 1, 16], "data": [0.5] * 16}
+    wanted = [{"name": "output", "parameters": {"binary_data": True}}]
+    infer = {"inputs": [tensor], "outputs": wanted}
+    assert not await headers_beyond_the_page(service, page, "/v2/models/{layer}/infer", json=infer)
 
 
-def test_a_refused_key_has_the_headers_of_the_page(served):
-    async def story(service):
-        page = await page_of(service)
-        del service.client.headers["x-api-key"]
-        assert not await headers_beyond_the_page(service, page, ATTEND, json={})
-
-    served(story, admin=True)
+@in_service(admin=True)
+async def test_a_refused_key_has_the_headers_of_the_page(service):
+    page = await page_of(service)
+    del service.client.headers["x-api-key"]
+    assert not await headers_beyond_the_page(service, page, ATTEND, json={})
 
 
-def test_each_kind_of_mask_each_form_of_weights_and_base64_has_an_example(served):
-    async def story(service):
-        page = await page_of(service)
-        for path in (ATTEND, ATTENTION):
-            examples = examples_of(page, path)
-            for kind in MASK_KINDS:
-                assert [mask["kind"] for mask in examples[f"mask_{kind}"]["masks"]] == [kind]
-            for form in get_args(WeightsField.model_fields["form"].annotation):
-                assert examples[f"weights_{form}"]["weights"]["form"] == form
-            assert isinstance(examples["weights_short"]["weights"], str)
-            assert isinstance(examples["base64"]["query"]["data"], str)
-            of_bodies = {code for code, status in CONTRACT.items() if status == 422} | {"bad_encoding", "cost_limit"}
-            of_bodies -= {"layout_required"} if path == ATTEND else set()
-            assert set(examples) & set(CONTRACT) == of_bodies
-
-    served(story)
+@in_service()
+async def test_each_kind_of_mask_each_form_of_weights_and_base64_has_an_example(service):
+    page = await page_of(service)
+    for path in (ATTEND, ATTENTION):
+        examples = examples_of(page, path)
+        for kind in MASK_KINDS:
+            assert [mask["kind"] for mask in examples[f"mask_{kind}"]["masks"]] == [kind]
+        for form in get_args(WeightsField.model_fields["form"].annotation):
+            assert examples[f"weights_{form}"]["weights"]["form"] == form
+        assert isinstance(examples["weights_short"]["weights"], str)
+        assert isinstance(examples["base64"]["query"]["data"], str)
+        of_bodies = {code for code, status in CONTRACT.items() if status == 422} | {"bad_encoding", "cost_limit"}
+        of_bodies -= {"layout_required"} if path == ATTEND else set()
+        assert set(examples) & set(CONTRACT) == of_bodies
 
 
 @pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: layer.name)
-def test_each_example_is_answered_with_a_200_or_the_error_that_it_is_named_by(served, layer):
-    async def story(service):
-        page = await page_of(service)
-        bodies = [(f"/v1/layers/{layer.name}/attend", attend_examples(layer.spec))]
-        if layer is LAYERS[0]:
-            whole = page["paths"][ATTENTION]["post"]["requestBody"]["content"]["application/json"]["examples"]
-            bodies.append((ATTENTION, whole))
-        for path, examples in bodies:
-            for name, example in examples.items():
-                answer = await service.client.post(path, json=example["value"])
-                assert answer.status_code == CONTRACT.get(name, 200), (path, name, answer.text)
-                assert name not in CONTRACT or answer.json()["code"] == name
-
-    served(story)
+@in_service()
+async def test_each_example_is_answered_with_a_200_or_the_error_that_it_is_named_by(service, layer):
+    page = await page_of(service)
+    bodies = [(f"/v1/layers/{layer.name}/attend", attend_examples(layer.spec))]
+    if layer is LAYERS[0]:
+        whole = page["paths"][ATTENTION]["post"]["requestBody"]["content"]["application/json"]["examples"]
+        bodies.append((ATTENTION, whole))
+    for path, examples in bodies:
+        for name, example in examples.items():
+            answer = await service.client.post(path, json=example["value"])
+            assert answer.status_code == CONTRACT.get(name, 200), (path, name, answer.text)
+            assert name not in CONTRACT or answer.json()["code"] == name
 
 
 JSON = {"content-type": "application/json"}
@@ -186,30 +172,26 @@ REQUESTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def test_the_error_documents_of_the_page_are_what_the_service_answers(served):
-    async def story(service):
-        page = await page_of(service)
-        documents = error_documents(page, ATTENTION)
-        bodies = {code: {"json": body} for code, body in examples_of(page, ATTENTION).items() if code in CONTRACT}
-        for code, request in (REQUESTS | bodies).items():
-            answer = (await service.client.post(ATTENTION, **request)).json()
-            assert answer | {"request_id": ""} == documents[code] | {"request_id": ""}
-        for code, path in (("layer_not_found", "/v1/layers/nobody/attend"), ("not_found", "/v1/nothing")):
-            answer = (await service.client.post(path, json={})).json()
-            assert answer["detail"] == documents[code]["detail"]
-
-    served(story)
+@in_service()
+async def test_the_error_documents_of_the_page_are_what_the_service_answers(service):
+    page = await page_of(service)
+    documents = error_documents(page, ATTENTION)
+    bodies = {code: {"json": body} for code, body in examples_of(page, ATTENTION).items() if code in CONTRACT}
+    for code, request in (REQUESTS | bodies).items():
+        answer = (await service.client.post(ATTENTION, **request)).json()
+        assert answer | {"request_id": ""} == documents[code] | {"request_id": ""}
+    for code, path in (("layer_not_found", "/v1/layers/nobody/attend"), ("not_found", "/v1/nothing")):
+        answer = (await service.client.post(path, json={})).json()
+        assert answer["detail"] == documents[code]["detail"]
 
 
 @pytest.mark.parametrize("path", [ATTEND, ATTENTION, "/v2/models/{layer}/infer"])
-def test_each_code_has_a_document_under_its_status(served, path):
-    async def story(service):
-        documents = error_documents(await page_of(service), path)
-        assert set(documents) == set(CONTRACT) - {"method_not_allowed"}
-        for code, document in documents.items():
-            if "code" in document:
-                assert (document["code"], document["status"]) == (code, CONTRACT[code])
-            else:
-                assert document["error"].endswith(f"({code})")
-
-    served(story)
+@in_service()
+async def test_each_code_has_a_document_under_its_status(service, path):
+    documents = error_documents(await page_of(service), path)
+    assert set(documents) == set(CONTRACT) - {"method_not_allowed"}
+    for code, document in documents.items():
+        if "code" in document:
+            assert (document["code"], document["status"]) == (code, CONTRACT[code])
+        else:
+            assert document["error"].endswith(f"({code})")

@@ -6,6 +6,8 @@ import contextlib
 import numpy as np
 import pytest
 
+from tests.integration.running import in_service
+
 X = [[0.5] * 16]
 
 
@@ -17,62 +19,54 @@ async def blocked(service):
     return task
 
 
-def test_exactly_the_capacity_of_the_queue_is_admitted_and_the_rest_gets_retry_after(served):
+@in_service(queue_capacity=5, probe_s=3600)
+async def test_exactly_the_capacity_of_the_queue_is_admitted_and_the_rest_gets_retry_after(service):
     """Q1, Q2."""
-
-    async def story(service):
-        running = await blocked(service)
-        tasks = [asyncio.ensure_future(service.attend({"query": X})) for _ in range(8)]
-        await service.until(lambda: sum(task.done() for task in tasks) == 3)
-        refused = [task.result() for task in tasks if task.done()]
-        assert {answer.status_code for answer in refused} == {429}
-        assert {answer.json()["code"] for answer in refused} == {"queue_full"}
-        assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
-        assert (await service.client.get("/healthz")).status_code == 200
-        assert (await service.client.get("/readyz")).status_code == 200
-        service.engine.gate.set()
-        answers = [await task for task in tasks if task not in refused]
-        assert sum(answer.status_code == 200 for answer in answers) == 5
-        assert (await running).status_code == 200
-        samples = await service.samples()
-        assert samples['attention_rejected_total{reason="queue_full"}'] == 3
-        assert samples["attention_queued_requests"] == samples["attention_queued_bytes"] == 0
-
-    served(story, queue_capacity=5, probe_s=3600)
+    running = await blocked(service)
+    tasks = [asyncio.ensure_future(service.attend({"query": X})) for _ in range(8)]
+    await service.until(lambda: sum(task.done() for task in tasks) == 3)
+    refused = [task.result() for task in tasks if task.done()]
+    assert {answer.status_code for answer in refused} == {429}
+    assert {answer.json()["code"] for answer in refused} == {"queue_full"}
+    assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
+    assert (await service.client.get("/healthz")).status_code == 200
+    assert (await service.client.get("/readyz")).status_code == 200
+    service.engine.gate.set()
+    answers = [await task for task in tasks if task not in refused]
+    assert sum(answer.status_code == 200 for answer in answers) == 5
+    assert (await running).status_code == 200
+    samples = await service.samples()
+    assert samples['attention_rejected_total{reason="queue_full"}'] == 3
+    assert samples["attention_queued_requests"] == samples["attention_queued_bytes"] == 0
 
 
 @pytest.mark.parametrize("timeout_ms", ["20", "20".zfill(5000)], ids=["plain", "zeros"])
-def test_a_request_whose_deadline_passes_in_the_queue_is_never_executed(served, timeout_ms):
+@in_service(probe_s=3600)
+async def test_a_request_whose_deadline_passes_in_the_queue_is_never_executed(service, timeout_ms):
     """Q4."""
-
-    async def story(service):
-        running = await blocked(service)
-        late = await service.attend({"query": X * 3}, headers={"x-request-timeout-ms": timeout_ms})
-        assert (late.status_code, late.json()["code"]) == (504, "deadline_exceeded")
-        service.engine.gate.set()
-        await running
-        assert (await service.attend({"query": X})).status_code == 200
-        assert service.engine.batches.count(1) >= 2
-        samples = await service.samples()
-        assert samples["attention_batch_tokens_sum"] < 3 + 20
-
-    served(story, probe_s=3600)
+    running = await blocked(service)
+    late = await service.attend({"query": X * 3}, headers={"x-request-timeout-ms": timeout_ms})
+    assert (late.status_code, late.json()["code"]) == (504, "deadline_exceeded")
+    service.engine.gate.set()
+    await running
+    assert (await service.attend({"query": X})).status_code == 200
+    assert service.engine.batches.count(1) >= 2
+    samples = await service.samples()
+    assert samples["attention_batch_tokens_sum"] < 3 + 20
 
 
-def test_a_disconnect_frees_its_queue_entry_and_is_counted_once(served):
-    async def story(service):
-        running = await blocked(service)
-        leaving = await leave_while_queued(service)
-        assert leaving == []
-        assert service.service.batcher.num_queued == 0
-        service.engine.gate.set()
-        await running
-        samples = await service.samples()
-        assert samples['attention_cancelled_total{stage="queued"}'] == 1
-        assert samples["attention_received_total"] == 2
-        assert samples["attention_in_flight_requests"] == 0
-
-    served(story, probe_s=3600)
+@in_service(probe_s=3600)
+async def test_a_disconnect_frees_its_queue_entry_and_is_counted_once(service):
+    running = await blocked(service)
+    leaving = await leave_while_queued(service)
+    assert leaving == []
+    assert service.service.batcher.num_queued == 0
+    service.engine.gate.set()
+    await running
+    samples = await service.samples()
+    assert samples['attention_cancelled_total{stage="queued"}'] == 1
+    assert samples["attention_received_total"] == 2
+    assert samples["attention_in_flight_requests"] == 0
 
 
 async def leave_while_queued(service) -> list:
@@ -101,21 +95,19 @@ async def leave_while_queued(service) -> list:
     return sent
 
 
-def test_x1_one_failing_member_of_a_batch_fails_alone(served):
-    async def story(service):
-        service.engine.wrong = lambda call: call.query.shape[1] == 7
-        running = await blocked(service)
-        tasks = [asyncio.ensure_future(service.attend({"query": X * n})) for n in (1, 2, 3, 7, 4, 5, 6, 8)]
-        await service.until(lambda: service.service.batcher.num_queued == 8)
-        service.engine.gate.set()
-        answers = [await task for task in tasks]
-        assert [answer.status_code for answer in answers] == [200, 200, 200, 500, 200, 200, 200, 200]
-        assert answers[3].json()["code"] == "engine_failed"
-        assert "secret" not in answers[3].text
-        await running
-        assert (await service.samples())["attention_batch_retries_total"] == 1
-
-    served(story, probe_s=3600)
+@in_service(probe_s=3600)
+async def test_x1_one_failing_member_of_a_batch_fails_alone(service):
+    service.engine.wrong = lambda call: call.query.shape[1] == 7
+    running = await blocked(service)
+    tasks = [asyncio.ensure_future(service.attend({"query": X * n})) for n in (1, 2, 3, 7, 4, 5, 6, 8)]
+    await service.until(lambda: service.service.batcher.num_queued == 8)
+    service.engine.gate.set()
+    answers = [await task for task in tasks]
+    assert [answer.status_code for answer in answers] == [200, 200, 200, 500, 200, 200, 200, 200]
+    assert answers[3].json()["code"] == "engine_failed"
+    assert "secret" not in answers[3].text
+    await running
+    assert (await service.samples())["attention_batch_retries_total"] == 1
 
 
 NONSENSE = {
@@ -126,45 +118,41 @@ NONSENSE = {
 
 
 @pytest.mark.parametrize("nonsense", NONSENSE.values(), ids=NONSENSE)
-def test_a_layer_that_returns_nonsense_fails_that_batch_and_mixes_no_answers(served, nonsense):
-    async def story(service):
-        expected = [(await service.attend({"query": X * n})).json()["output"] for n in (1, 2, 3)]
-        (layer,) = service.service.catalog.get("small").loaded.variants.values()
-        forward = layer.forward
-        layer.forward = lambda calls: nonsense(forward(calls)) if len(calls) > 1 else forward(calls)
-        running = await blocked(service)
-        tasks = [asyncio.ensure_future(service.attend({"query": X * n})) for n in (1, 2, 3)]
-        await service.until(lambda: service.service.batcher.num_queued == 3)
-        service.engine.gate.set()
-        assert [(await task).json()["output"] for task in tasks] == expected, "retried apart"
-        assert (await running).status_code == 200
-        assert (await service.samples())["attention_batch_retries_total"] == 1
-
-    served(story, probe_s=3600)
+@in_service(probe_s=3600)
+async def test_a_layer_that_returns_nonsense_fails_that_batch_and_mixes_no_answers(service, nonsense):
+    expected = [(await service.attend({"query": X * n})).json()["output"] for n in (1, 2, 3)]
+    (layer,) = service.service.catalog.get("small").loaded.variants.values()
+    forward = layer.forward
+    layer.forward = lambda calls: nonsense(forward(calls)) if len(calls) > 1 else forward(calls)
+    running = await blocked(service)
+    tasks = [asyncio.ensure_future(service.attend({"query": X * n})) for n in (1, 2, 3)]
+    await service.until(lambda: service.service.batcher.num_queued == 3)
+    service.engine.gate.set()
+    assert [(await task).json()["output"] for task in tasks] == expected, "retried apart"
+    assert (await running).status_code == 200
+    assert (await service.samples())["attention_batch_retries_total"] == 1
 
 
 @pytest.mark.parametrize("leaving", [range(1), range(8), [0, 3, 7]], ids=["X13-one", "X13-all", "X13-some"])
 @pytest.mark.parametrize("moment", ["running", "answered"])
-def test_disconnects_from_a_running_batch_harm_no_other_request(served, leaving, moment):
-    async def story(service):
-        expected = (await service.attend({"query": X})).json()["output"]
-        running = await blocked(service)
-        tasks = [asyncio.ensure_future(service.attend({"query": X})) for _ in range(8)]
-        await service.until(lambda: service.service.batcher.num_queued == 8)
-        if moment == "answered":
-            service.engine.gate.set()  # the answers are on their way while they leave
-        for number in leaving:
-            tasks[number].cancel()
-        service.engine.gate.set()
-        await asyncio.wait(tasks)
-        stayed = [task for number, task in enumerate(tasks) if number not in leaving]
-        assert all(task.result().json()["output"] == expected for task in stayed)
-        assert (await running).status_code == 200
-        assert (await service.attend({"query": X})).json()["output"] == expected
-        assert service.service.batcher.num_queued == service.service.batcher.num_running == 0
-        assert (await service.samples())["attention_in_flight_requests"] == 0
-
-    served(story, probe_s=3600)
+@in_service(probe_s=3600)
+async def test_disconnects_from_a_running_batch_harm_no_other_request(service, leaving, moment):
+    expected = (await service.attend({"query": X})).json()["output"]
+    running = await blocked(service)
+    tasks = [asyncio.ensure_future(service.attend({"query": X})) for _ in range(8)]
+    await service.until(lambda: service.service.batcher.num_queued == 8)
+    if moment == "answered":
+        service.engine.gate.set()  # the answers are on their way while they leave
+    for number in leaving:
+        tasks[number].cancel()
+    service.engine.gate.set()
+    await asyncio.wait(tasks)
+    stayed = [task for number, task in enumerate(tasks) if number not in leaving]
+    assert all(task.result().json()["output"] == expected for task in stayed)
+    assert (await running).status_code == 200
+    assert (await service.attend({"query": X})).json()["output"] == expected
+    assert service.service.batcher.num_queued == service.service.batcher.num_running == 0
+    assert (await service.samples())["attention_in_flight_requests"] == 0
 
 
 def test_x12_a_disconnect_at_a_random_stage_leaves_nothing_behind_and_is_counted_once(served):
@@ -194,45 +182,40 @@ def test_x12_a_disconnect_at_a_random_stage_leaves_nothing_behind_and_is_counted
     served(story, probe_s=3600, queue_capacity=64)
 
 
-def test_thousands_of_concurrent_requests_each_get_their_own_answer(served):
+@in_service(queue_capacity=512)
+async def test_thousands_of_concurrent_requests_each_get_their_own_answer(service):
     """T20."""
+    expected = {}
+    for n in range(20):
+        constant = (await service.attend({"query": [[n / 7] * 16]})).json()["output"]
+        expected[n] = constant
 
-    async def story(service):
-        expected = {}
-        for n in range(20):
-            constant = (await service.attend({"query": [[n / 7] * 16]})).json()["output"]
-            expected[n] = constant
+    async def ask(i: int) -> None:
+        answer = await service.attend({"query": [[i % 20 / 7] * 16]})
+        assert answer.json()["output"] == expected[i % 20]
 
-        async def ask(i: int) -> None:
-            answer = await service.attend({"query": [[i % 20 / 7] * 16]})
-            assert answer.json()["output"] == expected[i % 20]
+    gate = asyncio.Semaphore(200)
 
-        gate = asyncio.Semaphore(200)
+    async def bounded(i: int) -> None:
+        async with gate:
+            await ask(i)
 
-        async def bounded(i: int) -> None:
-            async with gate:
-                await ask(i)
-
-        await asyncio.gather(*(bounded(i) for i in range(1000)))
-        samples = await service.samples()
-        assert samples["attention_batch_requests_count"] < 900
-
-    served(story, queue_capacity=512)
+    await asyncio.gather(*(bounded(i) for i in range(1000)))
+    samples = await service.samples()
+    assert samples["attention_batch_requests_count"] < 900
 
 
-def test_a_dead_engine_fails_every_request_and_readiness(served):
-    async def story(service):
-        await asyncio.to_thread(service.engine.close)
-        answer = await service.attend({"query": X})
-        assert (answer.status_code, answer.json()["code"]) == (503, "engine_down")
-        ready = await service.client.get("/readyz")
-        assert (ready.status_code, ready.json()["code"]) == (503, "not_ready")
-        assert "engine is down" in ready.json()["detail"]
-        assert (await service.client.get("/healthz")).status_code == 200
-        await service.until(lambda: service.refusals)
-        assert service.refusals == ["the engine is down"]  # the process asks to be replaced
-
-    served(story)
+@in_service()
+async def test_a_dead_engine_fails_every_request_and_readiness(service):
+    await asyncio.to_thread(service.engine.close)
+    answer = await service.attend({"query": X})
+    assert (answer.status_code, answer.json()["code"]) == (503, "engine_down")
+    ready = await service.client.get("/readyz")
+    assert (ready.status_code, ready.json()["code"]) == (503, "not_ready")
+    assert "engine is down" in ready.json()["detail"]
+    assert (await service.client.get("/healthz")).status_code == 200
+    await service.until(lambda: service.refusals)
+    assert service.refusals == ["the engine is down"]  # the process asks to be replaced
 
 
 def test_queued_bytes_include_masks(served):
@@ -268,23 +251,20 @@ def test_light_heavy_and_lone_requests_wait_in_separate_lanes(served):
     ]
 
 
-def test_a_full_queue_is_reported_before_json_is_parsed(served):
+@in_service(queue_capacity=2, probe_s=3600)
+async def test_a_full_queue_is_reported_before_json_is_parsed(service):
     """Q1 What is refused anyway is not decoded."""
-
-    async def story(service):
-        running = await blocked(service)
-        waiting = [asyncio.ensure_future(service.attend({"query": X})) for _ in range(2)]
-        await service.until(lambda: service.service.batcher.num_queued == 2)
-        for path in ("/v1/layers/small/attend", "/v2/models/small/infer"):
-            refused = await service.client.post(path, content=b"no json", headers={"content-type": "application/json"})
-            assert refused.status_code == (429 if path.startswith("/v1") else 503)
-            assert int(refused.headers["retry-after"]) >= 1
-        service.engine.gate.set()
-        for task in (running, *waiting):
-            assert (await task).status_code == 200
-        assert (await service.client.post("/v1/layers/small/attend", json={})).status_code == 422
-
-    served(story, queue_capacity=2, probe_s=3600)
+    running = await blocked(service)
+    waiting = [asyncio.ensure_future(service.attend({"query": X})) for _ in range(2)]
+    await service.until(lambda: service.service.batcher.num_queued == 2)
+    for path in ("/v1/layers/small/attend", "/v2/models/small/infer"):
+        refused = await service.client.post(path, content=b"no json", headers={"content-type": "application/json"})
+        assert refused.status_code == (429 if path.startswith("/v1") else 503)
+        assert int(refused.headers["retry-after"]) >= 1
+    service.engine.gate.set()
+    for task in (running, *waiting):
+        assert (await task).status_code == 200
+    assert (await service.client.post("/v1/layers/small/attend", json={})).status_code == 422
 
 
 def test_the_bytes_of_bodies_in_receipt_are_bounded_over_all_requests(served):
@@ -340,29 +320,27 @@ def test_the_bytes_of_expected_answers_are_bounded_over_all_requests(served):
     served(story, max_body_bytes=16384, max_weights_bytes=4096, queue_bytes=20_000, probe_s=3600)
 
 
-def test_x2_x3_running_out_of_memory_is_a_cost_limit_and_the_next_request_is_served(served):
-    async def story(service):
-        (layer,) = service.service.catalog.get("small").loaded.variants.values()
-        forward = layer.forward
+@in_service(probe_s=3600)
+async def test_x2_x3_running_out_of_memory_is_a_cost_limit_and_the_next_request_is_served(service):
+    (layer,) = service.service.catalog.get("small").loaded.variants.values()
+    forward = layer.forward
 
-        def starved(calls):
-            if sum(call.query.shape[1] for call in calls) > 5:
-                raise MemoryError
-            return forward(calls)
+    def starved(calls):
+        if sum(call.query.shape[1] for call in calls) > 5:
+            raise MemoryError
+        return forward(calls)
 
-        layer.forward = starved
-        answer = await service.attend({"query": X * 6})
-        assert (answer.status_code, answer.json()["code"]) == (413, "cost_limit")
-        running = await blocked(service)
-        tasks = [asyncio.ensure_future(service.attend({"query": X * 3})) for _ in range(4)]
-        await service.until(lambda: service.service.batcher.num_queued == 4)
-        service.engine.gate.set()
-        assert [(await task).status_code for task in [running, *tasks]] == [200] * 5
-        assert (await service.samples())["attention_batch_split_total"] >= 1
-        with contextlib.suppress(AttributeError):
-            del layer.forward
-
-    served(story, probe_s=3600)
+    layer.forward = starved
+    answer = await service.attend({"query": X * 6})
+    assert (answer.status_code, answer.json()["code"]) == (413, "cost_limit")
+    running = await blocked(service)
+    tasks = [asyncio.ensure_future(service.attend({"query": X * 3})) for _ in range(4)]
+    await service.until(lambda: service.service.batcher.num_queued == 4)
+    service.engine.gate.set()
+    assert [(await task).status_code for task in [running, *tasks]] == [200] * 5
+    assert (await service.samples())["attention_batch_split_total"] >= 1
+    with contextlib.suppress(AttributeError):
+        del layer.forward
 
 
 def test_bits_do_not_change_under_load(served):

@@ -17,40 +17,36 @@ from service.layers.catalog import Catalog
 from service.observability.metrics import Metrics
 from service.worker.service import Service
 from tests.contract.test_error_table import CONTRACT
-from tests.integration.running import LAYERS, Running, prepare, running, small_layer
+from tests.integration.running import LAYERS, Running, in_service, prepare, running, small_layer
 
 
-def test_layers_name_everything_that_decides_the_bits_of_an_answer(served):
-    async def story(service):
-        found = (await service.client.get("/v1/layers")).json()["layers"]
-        assert [layer["name"] for layer in found] == ["cross", "small", "zero"]
-        cross = (await service.client.get("/v1/layers/cross")).json()
-        assert cross == found[0]
-        assert (cross["query_width"], cross["key_width"], cross["value_width"]) == (16, 12, 20)
-        assert cross["digest"] == LAYERS[1].digest
-        assert cross["batching"] == "packed"
-        assert set(cross["numerics"]) == {"isa", "torch", "threads", "dtype", "device"}
-        assert cross["limits"]["body_bytes"] == 16 * 2**20
-        assert found[2]["extra_keys"] == 1
-        missing = await service.client.get("/v1/layers/nobody")
-        assert (missing.status_code, missing.json()["code"]) == (404, "layer_not_found")
-
-    served(story)
+@in_service()
+async def test_layers_name_everything_that_decides_the_bits_of_an_answer(service):
+    found = (await service.client.get("/v1/layers")).json()["layers"]
+    assert [layer["name"] for layer in found] == ["cross", "small", "zero"]
+    cross = (await service.client.get("/v1/layers/cross")).json()
+    assert cross == found[0]
+    assert (cross["query_width"], cross["key_width"], cross["value_width"]) == (16, 12, 20)
+    assert cross["digest"] == LAYERS[1].digest
+    assert cross["batching"] == "packed"
+    assert set(cross["numerics"]) == {"isa", "torch", "threads", "dtype", "device"}
+    assert cross["limits"]["body_bytes"] == 16 * 2**20
+    assert found[2]["extra_keys"] == 1
+    missing = await service.client.get("/v1/layers/nobody")
+    assert (missing.status_code, missing.json()["code"]) == (404, "layer_not_found")
 
 
-def test_every_get_route_of_the_openapi_page_answers_with_its_example_values(served):
-    async def story(service):
-        page = (await service.client.get("/openapi.json")).json()
-        for path, operations in page["paths"].items():
-            given = {x["name"]: x["example"] for x in next(iter(operations.values()))["parameters"] if "name" in x}
-            if "get" in operations:
-                answer = await service.client.get(path.format(**given))
-                assert answer.status_code == 200, (path, answer.text)
-            for name, example in _examples(operations).items():
-                answer = await service.client.post(path.format(**given), json=example["value"])
-                assert answer.status_code == CONTRACT.get(name, 200), (path, name, answer.text)
-
-    served(story)
+@in_service()
+async def test_every_get_route_of_the_openapi_page_answers_with_its_example_values(service):
+    page = (await service.client.get("/openapi.json")).json()
+    for path, operations in page["paths"].items():
+        given = {x["name"]: x["example"] for x in next(iter(operations.values()))["parameters"] if "name" in x}
+        if "get" in operations:
+            answer = await service.client.get(path.format(**given))
+            assert answer.status_code == 200, (path, answer.text)
+        for name, example in _examples(operations).items():
+            answer = await service.client.post(path.format(**given), json=example["value"])
+            assert answer.status_code == CONTRACT.get(name, 200), (path, name, answer.text)
 
 
 def _examples(operations: dict) -> Any:
@@ -66,98 +62,86 @@ def _examples(operations: dict) -> Any:
 MODEL_ROUTES = ("", "/ready", "/config", "/stats", "/infer")
 
 
-def test_the_openapi_page_shows_every_route_and_resolves_every_reference(served):
-    async def story(service):
-        answer = await service.client.get("/openapi.json")
-        page = answer.json()
-        assert set(page["paths"]) == {
-            "/healthz",
-            "/metrics",
-            "/readyz",
-            "/v1/layers",
-            "/v1/layers/{layer}",
-            "/v1/attention",
-            "/v1/layers/{layer}/attend",
-            "/v2",
-            "/v2/health/live",
-            "/v2/health/ready",
-            "/v2/models/stats",
-            "/v2/repository/index",
-            *(f"/v2/models/{{layer}}{x}{y}" for x in ("", "/versions/{version}") for y in MODEL_ROUTES),
-        }
-        names = set(re.findall(r'"#/components/schemas/(\w+)"', answer.text))
-        assert names <= set(page["components"]["schemas"])
-        statuses = set(page["paths"]["/v1/layers/{layer}/attend"]["post"]["responses"])
-        assert {"200", "400", "404", "413", "415", "422", "429", "503", "504"} <= statuses
-
-    served(story)
+@in_service()
+async def test_the_openapi_page_shows_every_route_and_resolves_every_reference(service):
+    answer = await service.client.get("/openapi.json")
+    page = answer.json()
+    assert set(page["paths"]) == {
+        "/healthz",
+        "/metrics",
+        "/readyz",
+        "/v1/layers",
+        "/v1/layers/{layer}",
+        "/v1/attention",
+        "/v1/layers/{layer}/attend",
+        "/v2",
+        "/v2/health/live",
+        "/v2/health/ready",
+        "/v2/models/stats",
+        "/v2/repository/index",
+        *(f"/v2/models/{{layer}}{x}{y}" for x in ("", "/versions/{version}") for y in MODEL_ROUTES),
+    }
+    names = set(re.findall(r'"#/components/schemas/(\w+)"', answer.text))
+    assert names <= set(page["components"]["schemas"])
+    statuses = set(page["paths"]["/v1/layers/{layer}/attend"]["post"]["responses"])
+    assert {"200", "400", "404", "413", "415", "422", "429", "503", "504"} <= statuses
 
 
-def test_the_docs_page_needs_no_other_host(served):
-    async def story(service):
-        page = (await service.client.get("/docs")).text
-        links = re.findall(r'(?:src|href)="([^"]+)"', page) + re.findall(r"url: '([^']+)'", page)
-        assert links
-        for link in links:
-            assert not link.startswith(("http", "//"))
-            assert (await service.client.get("/" + link)).status_code == 200, link
-        assert (await service.client.get("/docs/../settings.py")).status_code == 404
-
-    served(story)
+@in_service()
+async def test_the_docs_page_needs_no_other_host(service):
+    page = (await service.client.get("/docs")).text
+    links = re.findall(r'(?:src|href)="([^"]+)"', page) + re.findall(r"url: '([^']+)'", page)
+    assert links
+    for link in links:
+        assert not link.startswith(("http", "//"))
+        assert (await service.client.get("/" + link)).status_code == 200, link
+    assert (await service.client.get("/docs/../settings.py")).status_code == 404
 
 
-def test_docs_can_be_turned_off(served):
-    async def story(service):
-        assert (await service.client.get("/docs")).status_code == 404
-        assert (await service.client.get("/openapi.json")).status_code == 404
-
-    served(story, docs=False)
+@in_service(docs=False)
+async def test_docs_can_be_turned_off(service):
+    assert (await service.client.get("/docs")).status_code == 404
+    assert (await service.client.get("/openapi.json")).status_code == 404
 
 
-def test_metrics_count_requests_batches_and_errors(served):
-    async def story(service):
-        body = {"query": [[0.5] * 16] * 3, "weights": {"form": "heads"}, "masks": [{"kind": "lengths", "values": 0}]}
-        assert (await service.attend(body)).status_code == 200
-        answer = await service.client.get("/metrics")
-        assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
-        assert len(answer.content) < 256 * 1024
-        samples = await service.samples()
-        route = "/v1/layers/{layer}/attend"
-        assert samples[f'attention_requests_total{{route="{route}",status="200"}}'] == 1
-        assert samples[f'attention_request_seconds_count{{route="{route}"}}'] == 1
-        assert samples['attention_queue_seconds_count{layer="small"}'] == 1
-        assert samples['attention_compute_seconds_count{layer="small"}'] == 1
-        assert samples["attention_returned_weights_bytes_total"] == 4 * 3 * 3 * 4
-        assert samples["attention_masked_rows_total"] == 3
-        assert samples["attention_batch_tokens_sum"] == 3
-        assert samples["attention_filler_rows_total"] > 0
-        assert samples["attention_ready"] == 1
-        assert samples["attention_process_resident_bytes"] > 2**20
-        assert samples['attention_device_memory_bytes{device="cpu"}'] > 0
-        assert not any("readyz" in name or "healthz" in name for name in samples)
-
-    served(story, probe_s=3600)
+@in_service(probe_s=3600)
+async def test_metrics_count_requests_batches_and_errors(service):
+    body = {"query": [[0.5] * 16] * 3, "weights": {"form": "heads"}, "masks": [{"kind": "lengths", "values": 0}]}
+    assert (await service.attend(body)).status_code == 200
+    answer = await service.client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert len(answer.content) < 256 * 1024
+    samples = await service.samples()
+    route = "/v1/layers/{layer}/attend"
+    assert samples[f'attention_requests_total{{route="{route}",status="200"}}'] == 1
+    assert samples[f'attention_request_seconds_count{{route="{route}"}}'] == 1
+    assert samples['attention_queue_seconds_count{layer="small"}'] == 1
+    assert samples['attention_compute_seconds_count{layer="small"}'] == 1
+    assert samples["attention_returned_weights_bytes_total"] == 4 * 3 * 3 * 4
+    assert samples["attention_masked_rows_total"] == 3
+    assert samples["attention_batch_tokens_sum"] == 3
+    assert samples["attention_filler_rows_total"] > 0
+    assert samples["attention_ready"] == 1
+    assert samples["attention_process_resident_bytes"] > 2**20
+    assert samples['attention_device_memory_bytes{device="cpu"}'] > 0
+    assert not any("readyz" in name or "healthz" in name for name in samples)
 
 
 @pytest.mark.parametrize("accept", ["text/html", "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"])
-def test_a_browser_that_opens_the_root_is_led_to_the_page(served, accept):
-    async def story(service):
-        answer = await service.client.get("/", headers={"accept": accept})
-        assert (answer.status_code, answer.headers["location"]) == (307, "docs")
-        assert (await service.client.head("/", headers={"accept": accept})).status_code == 307
-
-    served(story)
+@in_service()
+async def test_a_browser_that_opens_the_root_is_led_to_the_page(service, accept):
+    answer = await service.client.get("/", headers={"accept": accept})
+    assert (answer.status_code, answer.headers["location"]) == (307, "docs")
+    assert (await service.client.head("/", headers={"accept": accept})).status_code == 307
 
 
 @pytest.mark.parametrize("accept", ["*/*", "application/json"])
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "PUT", "OPTIONS"])
-def test_for_any_other_client_nothing_is_at_the_root(served, accept, method):
-    async def story(service):
-        assert (await service.client.request(method, "/", headers={"accept": accept})).status_code == 404
-        if method not in ("GET", "HEAD", "OPTIONS"):
-            assert (await service.client.request(method, "/", headers={"accept": "text/html"})).status_code == 404
-
-    served(story)
+@in_service()
+async def test_for_any_other_client_nothing_is_at_the_root(service, accept, method):
+    assert (await service.client.request(method, "/", headers={"accept": accept})).status_code == 404
+    if method not in ("GET", "HEAD", "OPTIONS"):
+        assert (await service.client.request(method, "/", headers={"accept": "text/html"})).status_code == 404
 
 
 DOCUMENTS = ("/openapi.json", "/docs", "/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css", "/docs/favicon.png")
@@ -254,68 +238,60 @@ def test_a_document_that_failed_is_rendered_at_the_next_request(served, monkeypa
         ('""', 200),
     ],
 )
-def test_a_client_with_the_current_document_gets_a_304(served, known, status):
-    async def story(service):
-        for path in DOCUMENTS:
-            whole = await service.client.get(path)
-            tag = whole.headers["etag"]
-            assert re.fullmatch(r'"[0-9a-f]{32}"', tag)
-            headers = {"if-none-match": known.format(tag=tag, bare=tag.strip('"'))}
-            for method in ("GET", "HEAD"):
-                answer = await service.client.request(method, path, headers=headers)
-                assert (answer.status_code, answer.headers["etag"]) == (status, tag)
-                assert answer.headers["cache-control"] == "no-cache"
-                assert answer.headers["x-content-type-options"] == "nosniff"
-                assert answer.content == (whole.content if (method, status) == ("GET", 200) else b"")
-                assert ("content-type" in answer.headers) == (status == 200)
-
-    served(story)
+@in_service()
+async def test_a_client_with_the_current_document_gets_a_304(service, known, status):
+    for path in DOCUMENTS:
+        whole = await service.client.get(path)
+        tag = whole.headers["etag"]
+        assert re.fullmatch(r'"[0-9a-f]{32}"', tag)
+        headers = {"if-none-match": known.format(tag=tag, bare=tag.strip('"'))}
+        for method in ("GET", "HEAD"):
+            answer = await service.client.request(method, path, headers=headers)
+            assert (answer.status_code, answer.headers["etag"]) == (status, tag)
+            assert answer.headers["cache-control"] == "no-cache"
+            assert answer.headers["x-content-type-options"] == "nosniff"
+            assert answer.content == (whole.content if (method, status) == ("GET", 200) else b"")
+            assert ("content-type" in answer.headers) == (status == 200)
 
 
-def test_the_tags_of_if_none_match_may_be_in_several_fields(served):
-    async def story(service):
-        tag = (await service.client.get("/docs")).headers["etag"]
-        fields = [("if-none-match", '"other"'), ("if-none-match", tag)]
-        assert (await service.client.get("/docs", headers=fields)).status_code == 304
-
-    served(story)
+@in_service()
+async def test_the_tags_of_if_none_match_may_be_in_several_fields(service):
+    tag = (await service.client.get("/docs")).headers["etag"]
+    fields = [("if-none-match", '"other"'), ("if-none-match", tag)]
+    assert (await service.client.get("/docs", headers=fields)).status_code == 304
 
 
-def test_only_documents_may_be_cached(served):
-    async def story(service):
-        for path in (
-            "/v1/layers",
-            "/v1/layers/small",
-            "/metrics",
-            "/healthz",
-            "/readyz",
-            "/v2",
-            "/v2/models/small",
-            "/docs/no",
-            "/no",
-        ):
-            answer = await service.client.get(path, headers={"if-none-match": "*"})
-            assert answer.status_code != 304
-            assert answer.headers["cache-control"] == "no-store"
-            assert "etag" not in answer.headers
-        for method in ("OPTIONS", "POST"):
-            answer = await service.client.request(method, "/openapi.json", headers={"if-none-match": "*"})
-            assert (answer.status_code, answer.headers["cache-control"]) in ((204, "no-store"), (405, "no-store"))
-        assert (await service.client.get("/openapi.json", headers={"accept-encoding": "gzip"})).status_code == 200
-
-    served(story)
+@in_service()
+async def test_only_documents_may_be_cached(service):
+    for path in (
+        "/v1/layers",
+        "/v1/layers/small",
+        "/metrics",
+        "/healthz",
+        "/readyz",
+        "/v2",
+        "/v2/models/small",
+        "/docs/no",
+        "/no",
+    ):
+        answer = await service.client.get(path, headers={"if-none-match": "*"})
+        assert answer.status_code != 304
+        assert answer.headers["cache-control"] == "no-store"
+        assert "etag" not in answer.headers
+    for method in ("OPTIONS", "POST"):
+        answer = await service.client.request(method, "/openapi.json", headers={"if-none-match": "*"})
+        assert (answer.status_code, answer.headers["cache-control"]) in ((204, "no-store"), (405, "no-store"))
+    assert (await service.client.get("/openapi.json", headers={"accept-encoding": "gzip"})).status_code == 200
 
 
-def test_a_document_has_the_same_bytes_in_every_coding(served):
-    async def story(service):
-        for path in DOCUMENTS:
-            answers = [
-                await service.client.get(path, headers={"accept-encoding": coding}) for coding in ("gzip", "identity")
-            ]
-            assert not any("content-encoding" in answer.headers for answer in answers)
-            assert len({(answer.content, answer.headers["etag"]) for answer in answers}) == 1
-
-    served(story)
+@in_service()
+async def test_a_document_has_the_same_bytes_in_every_coding(service):
+    for path in DOCUMENTS:
+        answers = [
+            await service.client.get(path, headers={"accept-encoding": coding}) for coding in ("gzip", "identity")
+        ]
+        assert not any("content-encoding" in answer.headers for answer in answers)
+        assert len({(answer.content, answer.headers["etag"]) for answer in answers}) == 1
 
 
 def test_the_list_of_layers_is_written_once_a_catalog_and_keeps_no_layer_alive(served, monkeypatch):
@@ -406,17 +382,15 @@ def test_no_request_without_a_body_holds_the_loop(served, monkeypatch):
 
 
 @pytest.mark.parametrize("rows", [1, 60])
-def test_the_type_of_a_problem_leads_to_its_row_on_the_page_of_errors(served, rows):
-    async def story(service):
-        wrong = {
-            "unknown_field": {"query": [[0.5] * 16] * rows, "is_causal": True},
-            "bad_shape": {"query": [[0.5]] * rows},
-        }
-        for code, body in wrong.items():
-            problem = (await service.attend(body)).json()
-            page, _, row = problem["type"].partition("#")
-            found = await service.client.get(page)
-            assert (found.status_code, found.headers["content-type"]) == (200, "text/html; charset=utf-8")
-            assert f'<tr id="{row}"><td><code>{code}</code>' in found.text
-
-    served(story)
+@in_service()
+async def test_the_type_of_a_problem_leads_to_its_row_on_the_page_of_errors(service, rows):
+    wrong = {
+        "unknown_field": {"query": [[0.5] * 16] * rows, "is_causal": True},
+        "bad_shape": {"query": [[0.5]] * rows},
+    }
+    for code, body in wrong.items():
+        problem = (await service.attend(body)).json()
+        page, _, row = problem["type"].partition("#")
+        found = await service.client.get(page)
+        assert (found.status_code, found.headers["content-type"]) == (200, "text/html; charset=utf-8")
+        assert f'<tr id="{row}"><td><code>{code}</code>' in found.text

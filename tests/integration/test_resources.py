@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from safetensors.numpy import save
 
 from service.api.request_context import RequestContext
+from tests.integration.running import in_service
 
 X = [[0.5] * 16]
 NUM_CALLERS = 200
@@ -33,17 +34,15 @@ def test_invented_names_create_no_series_R5(served):
     served(story)
 
 
-def test_the_metrics_page_is_small_and_parses_R11(served):
-    async def story(service):
-        for body in ({"query": X}, {}, {"query": 1}, {"query": X, "more": 1}, {"query": [X[0][:3]]}):
-            await service.attend(body)
-        answer = await service.client.get("/metrics")
-        assert len(answer.content) <= MAX_PAGE_BYTES
-        families = list(text_string_to_metric_families(answer.text))
-        assert len(families) > 10
-        assert all(family.name.startswith("attention_") for family in families)
-
-    served(story)
+@in_service()
+async def test_the_metrics_page_is_small_and_parses_R11(service):
+    for body in ({"query": X}, {}, {"query": 1}, {"query": X, "more": 1}, {"query": [X[0][:3]]}):
+        await service.attend(body)
+    answer = await service.client.get("/metrics")
+    assert len(answer.content) <= MAX_PAGE_BYTES
+    families = list(text_string_to_metric_families(answer.text))
+    assert len(families) > 10
+    assert all(family.name.startswith("attention_") for family in families)
 
 
 def test_a_thousand_failures_leave_no_file_behind_R7(served, tmp_path, monkeypatch):

@@ -22,6 +22,7 @@ import pytest
 from service.api.json_parser import COMMAND, JsonParser
 from service.errors import BadJson, CostLimit, EngineFailed
 from service.wire.number_list import NumberList
+from tests.doubles import on_loop
 
 LARGE = b'{"query":[' + b"0.5," * 300_000 + b'1],"encoding":"list"}'
 SMALL = b'{"query":[[0.5]]}'
@@ -198,6 +199,22 @@ def test_the_end_of_the_parser_ends_an_exchange_and_starts_no_process():
         assert set(children()) == before
 
     story(check, (sys.executable, "-c", "import time; time.sleep(60)"))
+
+
+@on_loop
+async def test_an_exchange_that_fails_after_its_caller_has_left_is_no_line_in_the_log():
+    parser = Counting()
+    left: list[asyncio.Future[Any]] = []
+    leaving = asyncio.ensure_future(parser.parse(SMALL, left.append))
+    await asyncio.to_thread(parser.has_begun.wait, 10)
+    leaving.cancel()
+    await asyncio.wait([leaving])
+    parser._command = KILLED
+    parser.may_go_on.set()
+    await asyncio.wait(left)
+    left.clear()
+    gc.collect()  # of a future whose error nobody has looked at the loop complains
+    parser.close()
 
 
 class Body(bytearray):

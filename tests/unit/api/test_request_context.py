@@ -10,9 +10,8 @@ import gzip
 import os
 import threading
 import weakref
-from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import torch
@@ -40,7 +39,7 @@ from service.settings import load_settings
 from service.wire.attend_request import CheckedRequest
 from service.wire.layouts import Layout
 from service.wire.tensors import TensorForm
-from tests.doubles import ManualClock
+from tests.doubles import ManualClock, on_loop_with
 from tests.receive_cycle import ReceiveCycle
 
 OFF_LOOP = 100
@@ -58,14 +57,20 @@ def idle_batcher() -> Any:
 class Setup:
     """LayerRequests with a real thread and doubles, and the contexts of requests with a body."""
 
-    def __init__(self, **changes: Any) -> None:
-        settings = load_settings(decode_off_loop_bytes=OFF_LOOP, queue_bytes=1024, **changes)
+    def __init__(self) -> None:
+        settings = load_settings(decode_off_loop_bytes=OFF_LOOP, queue_bytes=1024)
         limits = dataclasses.replace(context_limits(settings), intake_bytes=INTAKE, answer_bytes=INTAKE)
         self.clock = ManualClock()
         nothing: Any = None
         self.bodies = DecodingQueue(self.clock, standing_wait_s=0.1)
         self.batcher = idle_batcher()
         self.layer_requests = LayerRequests(lambda: nothing, self.batcher, self.bodies, limits, self.clock.now)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.layer_requests.end()
 
     def opened(
         self, headers: list[tuple[bytes, bytes]], cycle: ReceiveCycle | None, layer: Any = LAYER
@@ -105,15 +110,8 @@ class Body:
     """What a weak reference can follow."""
 
 
-def story(check: Callable[[Setup], Awaitable[None]], **changes: Any) -> None:
-    async def main() -> None:
-        setup = Setup(**changes)
-        try:
-            await check(setup)
-        finally:
-            await setup.layer_requests.end()
-
-    asyncio.run(main())
+# A request whose body is not read leaves a task that waits for its disconnect, of which `run` would complain.
+with_setup = on_loop_with(Setup, lambda main: asyncio.run(main()))
 
 
 async def nothing() -> bool:
@@ -128,55 +126,48 @@ def where() -> Any:
 @pytest.mark.parametrize(
     ("num_bytes", "thread"), [(0, "Main"), (OFF_LOOP - 1, "Main"), (OFF_LOOP, "checking"), (OFF_LOOP * 9, "checking")]
 )
-def test_a_body_is_checked_off_the_loop_from_a_size_on(num_bytes, thread):
-    async def check(setup: Setup) -> None:
-        context, _ = await setup.context(num_bytes)
-        found: Any = await context.checked(where)
-        assert found.thread.startswith(thread)
-
-    story(check)
+@with_setup
+async def test_a_body_is_checked_off_the_loop_from_a_size_on(setup: Setup, num_bytes, thread):
+    context, _ = await setup.context(num_bytes)
+    found: Any = await context.checked(where)
+    assert found.thread.startswith(thread)
 
 
 @pytest.mark.parametrize(("num_numbers", "is_off_loop"), [(1, False), (100_000, False), (300_000, True)])
-def test_only_json_that_takes_long_to_parse_starts_the_helper_process(num_numbers, is_off_loop):
-    async def check(setup: Setup) -> None:
-        context, _ = await setup.context(1)
-        found = await context.parsed(b'{"query":[[' + b",".join([b"0.5"] * num_numbers) + b"]]}")
-        assert found["query"].shape == (1, num_numbers)
-        assert (setup.layer_requests.parser._started is not None) == is_off_loop
-
-    story(check)
+@with_setup
+async def test_only_json_that_takes_long_to_parse_starts_the_helper_process(setup: Setup, num_numbers, is_off_loop):
+    context, _ = await setup.context(1)
+    found = await context.parsed(b'{"query":[[' + b",".join([b"0.5"] * num_numbers) + b"]]}")
+    assert found["query"].shape == (1, num_numbers)
+    assert (setup.layer_requests.parser._started is not None) == is_off_loop
 
 
-def test_large_masks_are_counted_off_the_loop():
-    async def check(setup: Setup) -> None:
-        context, _ = await setup.context(1)
-        request: Any = SimpleNamespace(is_counted=False, counted=where)
-        found: Any = await context.checked(lambda: request)
-        assert found.thread.startswith("checking")
-
-    story(check)
+@with_setup
+async def test_large_masks_are_counted_off_the_loop(setup: Setup):
+    context, _ = await setup.context(1)
+    request: Any = SimpleNamespace(is_counted=False, counted=where)
+    found: Any = await context.checked(lambda: request)
+    assert found.thread.startswith("checking")
 
 
-def test_a_deadline_that_passes_while_other_bodies_are_decoded_is_reported():
-    async def check(setup: Setup) -> None:
-        held = Held(setup)
-        first, _ = await setup.context(OFF_LOOP)
-        decoding = asyncio.ensure_future(first.decoded(held.work))
-        await asyncio.to_thread(held.runs.wait)
-        late, _ = await setup.context(OFF_LOOP, x_request_timeout_ms="2")
-        with pytest.raises(DeadlineExceeded, match="waited to be decoded"):
-            await late.decoded(nothing)
-        held.may_go_on.set()
-        await asyncio.gather(decoding, return_exceptions=True)
-
-    story(check)
+@with_setup
+async def test_a_deadline_that_passes_while_other_bodies_are_decoded_is_reported(setup: Setup):
+    held = Held(setup)
+    first, _ = await setup.context(OFF_LOOP)
+    decoding = asyncio.ensure_future(first.decoded(held.work))
+    await asyncio.to_thread(held.runs.wait)
+    late, _ = await setup.context(OFF_LOOP, x_request_timeout_ms="2")
+    with pytest.raises(DeadlineExceeded, match="waited to be decoded"):
+        await late.decoded(nothing)
+    held.may_go_on.set()
+    await asyncio.gather(decoding, return_exceptions=True)
 
 
 def test_a_body_whose_deadline_passes_leaves_the_memory_without_a_collection():
     """The frames of the error's traceback hold the body."""
     bodies = weakref.WeakSet[Body]()
 
+    @with_setup
     async def check(setup: Setup) -> None:
         async def decode() -> None:
             body = Body()
@@ -190,179 +181,174 @@ def test_a_body_whose_deadline_passes_leaves_the_memory_without_a_collection():
     gc.collect()
     gc.disable()
     try:
-        story(check)
+        check()
         assert not bodies
     finally:
         gc.enable()
 
 
-def test_a_disconnect_during_decoding_frees_its_entry():
-    async def check(setup: Setup) -> None:
-        held = Held(setup)
-        context, messages = await setup.context(OFF_LOOP)
+@with_setup
+async def test_a_disconnect_during_decoding_frees_its_entry(setup: Setup):
+    held = Held(setup)
+    context, messages = await setup.context(OFF_LOOP)
 
-        async def serve() -> None:
-            with context:
-                await context.decoded(held.work)
+    async def serve() -> None:
+        with context:
+            await context.decoded(held.work)
 
-        serving = asyncio.ensure_future(serve())
-        await asyncio.to_thread(held.runs.wait)
-        messages.put_nowait({"type": "http.disconnect"})
-        with pytest.raises(ClientGone):
-            await serving
-        after, _ = await setup.context(OFF_LOOP)
-        await after.decoded(nothing)
-        held.may_go_on.set()
-
-    story(check)
+    serving = asyncio.ensure_future(serve())
+    await asyncio.to_thread(held.runs.wait)
+    messages.put_nowait({"type": "http.disconnect"})
+    with pytest.raises(ClientGone):
+        await serving
+    after, _ = await setup.context(OFF_LOOP)
+    await after.decoded(nothing)
+    held.may_go_on.set()
 
 
 @pytest.mark.parametrize("end", ["disconnect", "deadline"])
-def test_a_body_that_is_being_parsed_keeps_its_bytes_and_its_place_when_its_request_ends(end):
+@with_setup
+async def test_a_body_that_is_being_parsed_keeps_its_bytes_and_its_place_when_its_request_ends(setup: Setup, end):
     """The next body would wait for the helper process, outside of the queue and of the byte budget."""
+    begun, may_end = threading.Event(), threading.Event()
 
-    async def check(setup: Setup) -> None:
-        begun, may_end = threading.Event(), threading.Event()
+    def ask(body: Any) -> tuple[bytes, memoryview]:
+        begun.set()
+        assert may_end.wait(10)
+        return b'{"document": {}, "parts": []}', memoryview(b"")
 
-        def ask(body: Any) -> tuple[bytes, memoryview]:
-            begun.set()
-            assert may_end.wait(10)
-            return b'{"document": {}, "parts": []}', memoryview(b"")
+    setup.layer_requests.parser._ask = ask  # type: ignore[method-assign]
+    timeout = {"x_request_timeout_ms": "50"} if end == "deadline" else {}
+    context, messages = await setup.context(OFF_LOOP, **timeout)
 
-        setup.layer_requests.parser._ask = ask  # type: ignore[method-assign]
-        timeout = {"x_request_timeout_ms": "50"} if end == "deadline" else {}
-        context, messages = await setup.context(OFF_LOOP, **timeout)
+    async def serve() -> None:
+        with context:
+            await context.decoded(lambda: context.parsed(b"[" * 2**20))
 
-        async def serve() -> None:
-            with context:
-                await context.decoded(lambda: context.parsed(b"[" * 2**20))
-
-        serving = asyncio.ensure_future(serve())
-        await asyncio.to_thread(begun.wait, 10)
-        if end == "disconnect":
-            messages.put_nowait({"type": "http.disconnect"})
-        with pytest.raises(ClientGone if end == "disconnect" else DeadlineExceeded):
-            await serving
-        assert setup.bodies.num_bytes == setup.layer_requests.intake.num_bytes == OFF_LOOP
-        after, _ = await setup.context(OFF_LOOP)
-        waiting = asyncio.ensure_future(after.decoded(nothing))
-        await asyncio.sleep(0.01)
-        assert not waiting.done()
-        may_end.set()
-        assert await waiting
-        assert setup.bodies.num_bytes == setup.layer_requests.intake.num_bytes == 0
-
-    story(check)
+    serving = asyncio.ensure_future(serve())
+    await asyncio.to_thread(begun.wait, 10)
+    if end == "disconnect":
+        messages.put_nowait({"type": "http.disconnect"})
+    with pytest.raises(ClientGone if end == "disconnect" else DeadlineExceeded):
+        await serving
+    assert setup.bodies.num_bytes == setup.layer_requests.intake.num_bytes == OFF_LOOP
+    after, _ = await setup.context(OFF_LOOP)
+    waiting = asyncio.ensure_future(after.decoded(nothing))
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    may_end.set()
+    assert await waiting
+    assert setup.bodies.num_bytes == setup.layer_requests.intake.num_bytes == 0
 
 
-def test_the_deadline_ends_a_small_body_that_waits_for_the_helper_process():
-    async def check(setup: Setup) -> None:
-        is_over = threading.Event()
+@with_setup
+async def test_the_deadline_ends_a_small_body_that_waits_for_the_helper_process(setup: Setup):
+    is_over = threading.Event()
 
-        def ask(body: Any) -> Any:
-            assert is_over.wait(10)
-            return b'{"document": {}, "parts": []}', memoryview(b"")
+    def ask(body: Any) -> Any:
+        assert is_over.wait(10)
+        return b'{"document": {}, "parts": []}', memoryview(b"")
 
-        setup.layer_requests.parser._ask = ask  # type: ignore[method-assign]
-        for _ in range(2):  # the first is being parsed, the second waits
-            context, _ = await setup.context(1, x_request_timeout_ms="20")
-            with pytest.raises(DeadlineExceeded, match="parsed"), context:
-                await asyncio.wait_for(context.decoded(lambda: context.parsed(b"[" * 2**20)), 2)  # noqa: B023
-        is_over.set()
-
-    story(check)
+    setup.layer_requests.parser._ask = ask  # type: ignore[method-assign]
+    for _ in range(2):  # the first is being parsed, the second waits
+        context, _ = await setup.context(1, x_request_timeout_ms="20")
+        with pytest.raises(DeadlineExceeded, match="parsed"), context:
+            await asyncio.wait_for(context.decoded(lambda: context.parsed(b"[" * 2**20)), 2)  # noqa: B023
+    is_over.set()
 
 
 @pytest.mark.parametrize("end", ["disconnect", "deadline"])
-def test_decompression_ends_with_the_deadline_and_when_the_client_disconnects(end):
+@with_setup
+async def test_decompression_ends_with_the_deadline_and_when_the_client_disconnects(setup: Setup, end):
     """Its body is complete: from then on both count."""
+    held = Held(setup)
+    holding = asyncio.ensure_future(held.work())
+    await asyncio.to_thread(held.runs.wait)
+    messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    body = gzip.compress(os.urandom(HERE_BYTES))
+    setup.layer_requests.intake.max_bytes = 2**20
+    messages.put_nowait({"type": "http.request", "body": body})
+    named = [(b"content-encoding", b"gzip"), *([(b"x-request-timeout-ms", b"20")] if end == "deadline" else [])]
+    context = setup.opened(named, ReceiveCycle(messages.get))
+    if end == "disconnect":
+        messages.put_nowait({"type": "http.disconnect"})
 
-    async def check(setup: Setup) -> None:
-        held = Held(setup)
-        holding = asyncio.ensure_future(held.work())
-        await asyncio.to_thread(held.runs.wait)
-        messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        body = gzip.compress(os.urandom(HERE_BYTES))
-        setup.layer_requests.intake.max_bytes = 2**20
-        messages.put_nowait({"type": "http.request", "body": body})
-        named = [(b"content-encoding", b"gzip"), *([(b"x-request-timeout-ms", b"20")] if end == "deadline" else [])]
-        context = setup.opened(named, ReceiveCycle(messages.get))
-        if end == "disconnect":
-            messages.put_nowait({"type": "http.disconnect"})
+    async def serve() -> None:
+        with context:
+            await context.read((b"gzip",), is_binary=True)
 
-        async def serve() -> None:
-            with context:
-                await context.read((b"gzip",), is_binary=True)
-
-        try:
-            with pytest.raises(ClientGone if end == "disconnect" else DeadlineExceeded):
-                await asyncio.wait_for(serve(), 1)
-            assert setup.layer_requests.intake.num_bytes == 0
-        finally:
-            held.may_go_on.set()
-            await holding
-
-    story(check)
+    try:
+        with pytest.raises(ClientGone if end == "disconnect" else DeadlineExceeded):
+            await asyncio.wait_for(serve(), 1)
+        assert setup.layer_requests.intake.num_bytes == 0
+    finally:
+        held.may_go_on.set()
+        await holding
 
 
-def test_the_deadline_ends_a_small_body_that_waits_for_the_checking_thread():
-    async def check(setup: Setup) -> None:
-        is_over = threading.Event()
-        busy = asyncio.ensure_future(setup.layer_requests.run_off_loop(is_over.wait))
-        await asyncio.sleep(0)
-        request: Any = SimpleNamespace(is_counted=False, counted=where)
-        context, _ = await setup.context(1, x_request_timeout_ms="2")
-        try:
-            async with asyncio.timeout(5):
-                with pytest.raises(DeadlineExceeded, match="the body was checked"), context:
-                    await context.decoded(lambda: context.checked(lambda: request))
-        finally:
-            is_over.set()
-            await busy
-
-    story(check)
+@with_setup
+async def test_the_deadline_ends_a_small_body_that_waits_for_the_checking_thread(setup: Setup):
+    is_over = threading.Event()
+    busy = asyncio.ensure_future(setup.layer_requests.run_off_loop(is_over.wait))
+    await asyncio.sleep(0)
+    request: Any = SimpleNamespace(is_counted=False, counted=where)
+    context, _ = await setup.context(1, x_request_timeout_ms="2")
+    try:
+        async with asyncio.timeout(5):
+            with pytest.raises(DeadlineExceeded, match="the body was checked"), context:
+                await context.decoded(lambda: context.checked(lambda: request))
+    finally:
+        is_over.set()
+        await busy
 
 
-def test_bytes_of_bodies_are_released_after_decoding_and_at_the_end_of_the_request():
-    async def check(setup: Setup) -> None:
-        intake = setup.layer_requests.intake
-        decoded, _ = await setup.context(OFF_LOOP)
-        refused, _ = await setup.context(OFF_LOOP - 1)
-        assert intake.num_bytes == 2 * OFF_LOOP - 1
-        with pytest.raises(QueueFull, match="does not fit beside them"):
-            await setup.context(INTAKE - 2 * OFF_LOOP + 2)
-        await decoded.decoded(nothing)
-        assert intake.num_bytes == OFF_LOOP - 1
+@with_setup
+async def test_bytes_of_bodies_are_released_after_decoding_and_at_the_end_of_the_request(setup: Setup):
+    intake = setup.layer_requests.intake
+    decoded, _ = await setup.context(OFF_LOOP)
+    refused, _ = await setup.context(OFF_LOOP - 1)
+    assert intake.num_bytes == 2 * OFF_LOOP - 1
+    with pytest.raises(QueueFull, match="does not fit beside them"):
+        await setup.context(INTAKE - 2 * OFF_LOOP + 2)
+    await decoded.decoded(nothing)
+    assert intake.num_bytes == OFF_LOOP - 1
 
-        async def wrong() -> None:
-            raise BadJson("it is")
+    async def wrong() -> None:
+        raise BadJson("it is")
 
-        with pytest.raises(BadJson), refused:
-            await refused.decoded(wrong)
-        assert intake.num_bytes == 0
-
-    story(check)
+    with pytest.raises(BadJson), refused:
+        await refused.decoded(wrong)
+    assert intake.num_bytes == 0
 
 
-def test_under_sustained_overload_the_body_is_not_read():
-    async def check(setup: Setup) -> None:
-        def refuse(lane: Any, caller: Any, coming_flops: int) -> None:
-            raise QueueFull("the queue stands")
+def refuse(lane: Any, caller: Any, coming_flops: int) -> None:
+    raise QueueFull("the queue stands")
 
-        setup.batcher.is_congested, setup.batcher.check_lane = True, refuse
-        setup.layer_requests.note_cost(BINARY, NOTHING, 1)
-        received: list[str] = []
 
-        async def receive() -> dict[str, Any]:
-            received.append("a part")
-            return {"type": "http.request", "body": b""}
+def checked_sizes(setup: Setup) -> list[int]:
+    """The size class of each lane that is checked, under sustained overload and with batches of up to 100 tokens."""
+    sizes: list[int] = []
+    setup.batcher.is_congested = True
+    setup.batcher.check_lane = lambda lane, caller, coming_flops: sizes.append(lane[-1])
+    limits = dataclasses.replace(setup.layer_requests.limits.max_shared, max_tokens=100)
+    setup.layer_requests.limits = dataclasses.replace(setup.layer_requests.limits, max_shared=limits)
+    return sizes
 
-        context = setup.opened([(b"content-length", b"9")], ReceiveCycle(receive))
-        with pytest.raises(QueueFull, match="stands"):
-            await context.read((), is_binary=True)
-        assert received == []
 
-    story(check)
+@with_setup
+async def test_under_sustained_overload_the_body_is_not_read(setup: Setup):
+    setup.batcher.is_congested, setup.batcher.check_lane = True, refuse
+    setup.layer_requests.note_cost(BINARY, NOTHING, 1)
+    received: list[str] = []
+
+    async def receive() -> dict[str, Any]:
+        received.append("a part")
+        return {"type": "http.request", "body": b""}
+
+    context = setup.opened([(b"content-length", b"9")], ReceiveCycle(receive))
+    with pytest.raises(QueueFull, match="stands"):
+        await context.read((), is_binary=True)
+    assert received == []
 
 
 @pytest.mark.parametrize(
@@ -372,17 +358,12 @@ def test_under_sustained_overload_the_body_is_not_read():
         ((b"content-length", b"9" * 15), BodyTooLarge),
     ],
 )
-def test_under_sustained_overload_headers_that_never_fit_are_no_reason_to_retry(header, error):
-    async def check(setup: Setup) -> None:
-        def refuse(lane: Any, caller: Any, coming_flops: int) -> None:
-            raise QueueFull("the queue stands")
-
-        setup.batcher.is_congested, setup.batcher.check_lane = True, refuse
-        context = setup.opened([header], None)
-        with pytest.raises(error):
-            await context.read((b"gzip",), is_binary=True)
-
-    story(check)
+@with_setup
+async def test_under_sustained_overload_headers_that_never_fit_are_no_reason_to_retry(setup: Setup, header, error):
+    setup.batcher.is_congested, setup.batcher.check_lane = True, refuse
+    context = setup.opened([header], None)
+    with pytest.raises(error):
+        await context.read((b"gzip",), is_binary=True)
 
 
 @pytest.mark.parametrize(
@@ -394,146 +375,120 @@ def test_under_sustained_overload_headers_that_never_fit_are_no_reason_to_retry(
     ],
     ids=["announced", "chunked", "compressed"],
 )
-def test_under_sustained_overload_the_lane_is_that_of_the_whole_body(headers, sizes):
+@with_setup
+async def test_under_sustained_overload_the_lane_is_that_of_the_whole_body(setup: Setup, headers, sizes):
     """If only small requests are refused, a large one of unknown length is not refused as a small one."""
+    lanes = checked_sizes(setup)
+    setup.layer_requests.note_cost(BINARY, NOTHING._replace(tokens=1), 4)
+    body = gzip.compress(bytes(400)) if len(headers) > 1 else bytes(400)
 
-    async def check(setup: Setup) -> None:
-        lanes: list[Any] = []
-        setup.batcher.is_congested = True
-        setup.batcher.check_lane = lambda lane, caller, coming_flops: lanes.append(lane[-1])
-        setup.layer_requests.note_cost(BINARY, NOTHING._replace(tokens=1), 4)
-        limits = dataclasses.replace(setup.layer_requests.limits.max_shared, max_tokens=100)
-        setup.layer_requests.limits = dataclasses.replace(setup.layer_requests.limits, max_shared=limits)
-        body = gzip.compress(bytes(400)) if len(headers) > 1 else bytes(400)
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body}
 
-        async def receive() -> dict[str, Any]:
-            return {"type": "http.request", "body": body}
-
-        with setup.opened(headers, ReceiveCycle(receive)) as context:
-            await context.read((b"gzip",), is_binary=True)
-        assert lanes == sizes
-
-    story(check)
+    with setup.opened(headers, ReceiveCycle(receive)) as context:
+        await context.read((b"gzip",), is_binary=True)
+    assert lanes == sizes
 
 
-def test_under_sustained_overload_the_lane_follows_the_bytes_that_a_number_took_lately():
-    async def check(setup: Setup) -> None:
-        lanes: list[Any] = []
-        setup.batcher.is_congested = True
-        setup.batcher.check_lane = lambda lane, caller, coming_flops: lanes.append(lane[-1])
-        limits = dataclasses.replace(setup.layer_requests.limits.max_shared, max_tokens=100)
-        setup.layer_requests.limits = dataclasses.replace(setup.layer_requests.limits, max_shared=limits)
-        await setup.context(400)
-        assert not lanes, "no body has told how many tokens a byte takes"
-        setup.layer_requests.note_cost(BINARY, NOTHING._replace(tokens=1), 4)
-        await setup.context(400)
-        assert lanes[-1] == 1, "100 tokens at 4 bytes each share a batch"
-        for _ in range(100):
-            setup.layer_requests.note_cost((LAYER.name, False), NOTHING._replace(tokens=1), 20)
-        await setup.context(400)
-        assert lanes[-1] == 1, "text says nothing of binary bodies"
-        for _ in range(100):
-            setup.layer_requests.note_cost(BINARY, NOTHING._replace(tokens=1), 2)
-        await setup.context(400)
-        assert lanes[-1] == 2, "200 tokens run alone"
-
-    story(check)
+@with_setup
+async def test_under_sustained_overload_the_lane_follows_the_bytes_that_a_number_took_lately(setup: Setup):
+    lanes = checked_sizes(setup)
+    await setup.context(400)
+    assert not lanes, "no body has told how many tokens a byte takes"
+    setup.layer_requests.note_cost(BINARY, NOTHING._replace(tokens=1), 4)
+    await setup.context(400)
+    assert lanes[-1] == 1, "100 tokens at 4 bytes each share a batch"
+    for _ in range(100):
+        setup.layer_requests.note_cost((LAYER.name, False), NOTHING._replace(tokens=1), 20)
+    await setup.context(400)
+    assert lanes[-1] == 1, "text says nothing of binary bodies"
+    for _ in range(100):
+        setup.layer_requests.note_cost(BINARY, NOTHING._replace(tokens=1), 2)
+    await setup.context(400)
+    assert lanes[-1] == 2, "200 tokens run alone"
 
 
-def test_under_sustained_overload_bodies_that_wait_to_be_decoded_count_by_their_flops():
-    async def check(setup: Setup) -> None:
-        coming: list[int] = []
-        setup.batcher.is_congested = True
-        setup.batcher.check_lane = lambda lane, caller, coming_flops: coming.append(coming_flops)
-        held = Held(setup)
-        first, _ = await setup.context(OFF_LOOP)
-        decoding = asyncio.ensure_future(first.decoded(held.work))
-        await asyncio.to_thread(held.runs.wait)
-        await setup.context(1)
-        assert not coming, "no body has told how many flops a byte takes"
-        setup.layer_requests.note_cost(BINARY, NOTHING, 10)
-        for _ in range(200):
-            setup.layer_requests.note_cost(BINARY, NOTHING._replace(flops=5000), 10)
-        await setup.context(1)
-        assert coming[-1] == pytest.approx(500 * OFF_LOOP, rel=0.01)
-        held.may_go_on.set()
-        await decoding
-
-    story(check)
+@with_setup
+async def test_under_sustained_overload_bodies_that_wait_to_be_decoded_count_by_their_flops(setup: Setup):
+    coming: list[int] = []
+    setup.batcher.is_congested = True
+    setup.batcher.check_lane = lambda lane, caller, coming_flops: coming.append(coming_flops)
+    held = Held(setup)
+    first, _ = await setup.context(OFF_LOOP)
+    decoding = asyncio.ensure_future(first.decoded(held.work))
+    await asyncio.to_thread(held.runs.wait)
+    await setup.context(1)
+    assert not coming, "no body has told how many flops a byte takes"
+    setup.layer_requests.note_cost(BINARY, NOTHING, 10)
+    for _ in range(200):
+        setup.layer_requests.note_cost(BINARY, NOTHING._replace(flops=5000), 10)
+    await setup.context(1)
+    assert coming[-1] == pytest.approx(500 * OFF_LOOP, rel=0.01)
+    held.may_go_on.set()
+    await decoding
 
 
-def test_an_answer_above_the_whole_byte_budget_is_a_cost_limit():
-    async def check(setup: Setup) -> None:
-        layer = SimpleNamespace(name="wide", output_bytes=lambda call: call.query.nbytes * INTAKE)
-        context = setup.opened([], None, layer)
-        call = Call(torch.zeros(1, 1, 1))
-        with pytest.raises(CostLimit, match=r"40,000 bytes, expected at most 5,000 \(half of ATTENTION_QUEUE_BYTES"):
-            await context.ask(CheckedRequest(call, NOTHING, Layout("ld"), TensorForm.BASE64))
-        assert setup.layer_requests.answers.num_bytes == 0
-
-    story(check)
+@with_setup
+async def test_an_answer_above_the_whole_byte_budget_is_a_cost_limit(setup: Setup):
+    layer = SimpleNamespace(name="wide", output_bytes=lambda call: call.query.nbytes * INTAKE)
+    context = setup.opened([], None, layer)
+    call = Call(torch.zeros(1, 1, 1))
+    with pytest.raises(CostLimit, match=r"40,000 bytes, expected at most 5,000 \(half of ATTENTION_QUEUE_BYTES"):
+        await context.ask(CheckedRequest(call, NOTHING, Layout("ld"), TensorForm.BASE64))
+    assert setup.layer_requests.answers.num_bytes == 0
 
 
-def test_after_close_no_request_enters_and_entered_ones_continue():
-    async def check(setup: Setup) -> None:
-        context, _ = await setup.context(OFF_LOOP)
-        setup.layer_requests.close()
-        with pytest.raises(Draining):
-            await setup.context(OFF_LOOP)
-        assert await context.decoded(nothing)
-
-    story(check)
+@with_setup
+async def test_after_close_no_request_enters_and_entered_ones_continue(setup: Setup):
+    context, _ = await setup.context(OFF_LOOP)
+    setup.layer_requests.close()
+    with pytest.raises(Draining):
+        await setup.context(OFF_LOOP)
+    assert await context.decoded(nothing)
 
 
 @pytest.mark.parametrize("value", ["0", "000", "-1", "1.5", "", "x", "1e3", "²"])
-def test_a_malformed_deadline_is_refused(value):
-    async def check(setup: Setup) -> None:
-        with pytest.raises(InvalidInput, match="whole number of milliseconds"):
-            await setup.context(OFF_LOOP, x_request_timeout_ms=value)
-
-    story(check)
+@with_setup
+async def test_a_malformed_deadline_is_refused(setup: Setup, value):
+    with pytest.raises(InvalidInput, match="whole number of milliseconds"):
+        await setup.context(OFF_LOOP, x_request_timeout_ms=value)
 
 
 @pytest.mark.parametrize("is_busy", [False, True])
 @pytest.mark.parametrize(("headers", "fault"), [({"content_encoding": "gzip"}, BadEncoding), ({}, BodyTooLarge)])
-def test_of_a_malformed_deadline_and_a_faulty_body_the_body_is_reported_also_while_others_wait(is_busy, headers, fault):
-    async def check(setup: Setup) -> None:
-        num_bytes = setup.layer_requests.limits.max_body_bytes + 1 if fault is BodyTooLarge else OFF_LOOP
-        async with setup.bodies.decoding(OFF_LOOP) if is_busy else contextlib.nullcontext():
-            with pytest.raises(fault):
-                await setup.context(num_bytes, x_request_timeout_ms="soon", **headers)
-
-    story(check)
+@with_setup
+async def test_of_a_malformed_deadline_and_a_faulty_body_the_body_is_reported_also_while_others_wait(
+    setup: Setup, is_busy, headers, fault
+):
+    num_bytes = setup.layer_requests.limits.max_body_bytes + 1 if fault is BodyTooLarge else OFF_LOOP
+    async with setup.bodies.decoding(OFF_LOOP) if is_busy else contextlib.nullcontext():
+        with pytest.raises(fault):
+            await setup.context(num_bytes, x_request_timeout_ms="soon", **headers)
 
 
 @pytest.mark.parametrize("value", ["1" * 12, "9" * 400, "0" * 400 + "1"])
-def test_a_deadline_of_many_digits_is_capped(value):
-    async def check(setup: Setup) -> None:
-        context, _ = await setup.context(1, x_request_timeout_ms=value)
-        assert await context.decoded(nothing)
-
-    story(check)
+@with_setup
+async def test_a_deadline_of_many_digits_is_capped(setup: Setup, value):
+    context, _ = await setup.context(1, x_request_timeout_ms=value)
+    assert await context.decoded(nothing)
 
 
-def test_a_request_outside_the_queue_gets_draining_when_the_grace_is_over():
+@with_setup
+async def test_a_request_outside_the_queue_gets_draining_when_the_grace_is_over(setup: Setup):
     """L6: while its body arrives, and while it waits to be decoded."""
+    held = Held(setup)
+    first, _ = await setup.context(OFF_LOOP)
+    second, _ = await setup.context(OFF_LOOP)
 
-    async def check(setup: Setup) -> None:
-        held = Held(setup)
-        first, _ = await setup.context(OFF_LOOP)
-        second, _ = await setup.context(OFF_LOOP)
+    async def decode(context: RequestContext, work: Any) -> None:
+        with context:
+            await context.decoded(work)
 
-        async def decode(context: RequestContext, work: Any) -> None:
-            with context:
-                await context.decoded(work)
-
-        tasks = [asyncio.ensure_future(decode(first, held.work)), asyncio.ensure_future(decode(second, nothing))]
-        await asyncio.to_thread(held.runs.wait)
-        setup.layer_requests.settle()
-        for task in tasks:
-            with pytest.raises(Draining, match="shut down before"):
-                await task
-        held.may_go_on.set()
-        assert setup.layer_requests.intake.num_bytes == 0
-
-    story(check)
+    tasks = [asyncio.ensure_future(decode(first, held.work)), asyncio.ensure_future(decode(second, nothing))]
+    await asyncio.to_thread(held.runs.wait)
+    setup.layer_requests.settle()
+    for task in tasks:
+        with pytest.raises(Draining, match="shut down before"):
+            await task
+    held.may_go_on.set()
+    assert setup.layer_requests.intake.num_bytes == 0

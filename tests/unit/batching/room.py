@@ -6,14 +6,16 @@ Invariant: leaving the room checks that nothing of any job stayed behind.
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
+from collections.abc import Callable
 from typing import Any, Self
 
 from service.batching.admission import QueueLimits
 from service.batching.batcher import Batcher
 from service.batching.job import Cost, Job, Outcome
 from service.batching.policy import BatchLimits
-from tests.doubles import GateEngine, ManualClock, RecordingObserver, turns
+from tests.doubles import GateEngine, ManualClock, RecordingObserver, on_loop_with, turns
 
 LARGE = 10**9
 
@@ -127,6 +129,11 @@ class Room:
         await turns()
         assert self.batcher.num_queued == queued + len(payloads)
         return clients
+
+
+def in_room(**options: Any) -> Callable[..., Callable[..., None]]:
+    """Make a test of a coroutine function whose first parameter is a started Room with these options."""
+    return on_loop_with(functools.partial(Room, **options))
 
 
 def stage_of(job: Job[Any, Any]) -> str:

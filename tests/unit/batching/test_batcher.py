@@ -16,278 +16,222 @@ from service.errors import (
     NotReady,
 )
 from service.loop_time import LoopClock
-from tests.doubles import Death, GateEngine, RecordingObserver, run, turns
-from tests.unit.batching.room import Room, cost_of, ended, error_of, result_of
+from tests.doubles import Death, GateEngine, RecordingObserver, on_loop, run, turns
+from tests.unit.batching.room import Room, cost_of, ended, error_of, in_room, result_of
 
 
-def test_an_idle_engine_gets_a_lone_request_at_once():
-    async def main():
-        async with Room() as room:
-            (client,) = await room.send_running("x")
-            room.engine.release()
-            await turns()
-            outcome = client.result()
-            assert (outcome.result, outcome.batch) == (("answer", "x"), BatchInfo(1, 1, 10))
-
-    run(main)
+@in_room()
+async def test_an_idle_engine_gets_a_lone_request_at_once(room: Room):
+    (client,) = await room.send_running("x")
+    room.engine.release()
+    await turns()
+    outcome = client.result()
+    assert (outcome.result, outcome.batch) == (("answer", "x"), BatchInfo(1, 1, 10))
 
 
-def test_requests_of_one_loop_tick_share_a_batch():
-    async def main():
-        async with Room() as room:
-            await room.send_running(*range(8))
-
-    run(main)
+@in_room()
+async def test_requests_of_one_loop_tick_share_a_batch(room: Room):
+    await room.send_running(*range(8))
 
 
-def test_requests_that_arrive_while_the_engine_is_busy_share_the_next_batch():
-    async def main():
-        async with Room() as room:
-            await room.send_running("x")
-            for number in range(5):
-                await room.send_waiting(number)
-            assert len(room.engine.batches) == 1, "one batch in flight at a time"
-            room.engine.release()
-            await turns()
-            assert room.engine.batches == [["x"], [0, 1, 2, 3, 4]]
-
-    run(main)
+@in_room()
+async def test_requests_that_arrive_while_the_engine_is_busy_share_the_next_batch(room: Room):
+    await room.send_running("x")
+    for number in range(5):
+        await room.send_waiting(number)
+    assert len(room.engine.batches) == 1, "one batch in flight at a time"
+    room.engine.release()
+    await turns()
+    assert room.engine.batches == [["x"], [0, 1, 2, 3, 4]]
 
 
-def test_an_outcome_reports_its_batch_queue_time_and_compute_time():
-    async def main():
-        async with Room() as room:
-            await room.send_running("x")
-            clients = [
-                room.send("y", cost=cost_of(sequences=2, tokens=30)),
-                room.send("z", cost=cost_of(sequences=3, tokens=4)),
-            ]
-            await turns()
-            room.clock.advance(0.5)
-            room.engine.release()
-            await turns()
-            room.clock.advance(0.125)
-            room.engine.release()
-            await turns()
-            for client in clients:
-                outcome = client.result()
-                assert (outcome.batch, outcome.queue_s, outcome.compute_s) == (BatchInfo(2, 5, 34), 0.5, 0.125)
-            assert room.heard.batches[1] == ("a", BatchInfo(2, 5, 34), 0.125)
-
-    run(main)
+@in_room()
+async def test_an_outcome_reports_its_batch_queue_time_and_compute_time(room: Room):
+    await room.send_running("x")
+    clients = [
+        room.send("y", cost=cost_of(sequences=2, tokens=30)),
+        room.send("z", cost=cost_of(sequences=3, tokens=4)),
+    ]
+    await turns()
+    room.clock.advance(0.5)
+    room.engine.release()
+    await turns()
+    room.clock.advance(0.125)
+    room.engine.release()
+    await turns()
+    for client in clients:
+        outcome = client.result()
+        assert (outcome.batch, outcome.queue_s, outcome.compute_s) == (BatchInfo(2, 5, 34), 0.5, 0.125)
+    assert room.heard.batches[1] == ("a", BatchInfo(2, 5, 34), 0.125)
 
 
-def test_with_a_wait_an_idle_engine_waits_that_long_from_the_first_request():
-    async def main():
-        async with Room(max_wait_s=0.010) as room:
-            room.send("x")
-            await turns()
-            room.clock.advance(0.006)
-            room.send("y")
-            await turns()
-            room.clock.advance(0.003)
-            await turns()
-            assert room.engine.batches == []
-            room.clock.advance(0.001)
-            await turns()
-            assert room.engine.batches == [["x", "y"]]
-
-    run(main)
+@in_room(max_wait_s=0.01)
+async def test_with_a_wait_an_idle_engine_waits_that_long_from_the_first_request(room: Room):
+    room.send("x")
+    await turns()
+    room.clock.advance(0.006)
+    room.send("y")
+    await turns()
+    room.clock.advance(0.003)
+    await turns()
+    assert room.engine.batches == []
+    room.clock.advance(0.001)
+    await turns()
+    assert room.engine.batches == [["x", "y"]]
 
 
-def test_with_a_wait_a_full_batch_goes_at_once():
-    async def main():
-        async with Room(max_wait_s=0.010, max_requests=3) as room:
-            await room.send_running(1, 2, 3)
-
-    run(main)
+@in_room(max_wait_s=0.01, max_requests=3)
+async def test_with_a_wait_a_full_batch_goes_at_once(room: Room):
+    await room.send_running(1, 2, 3)
 
 
-def test_with_a_wait_a_full_queue_goes_at_once():
-    async def main():
-        async with Room(max_wait_s=0.010, capacity=2) as room:
-            await room.send_running(1, 2)
-
-    run(main)
+@in_room(max_wait_s=0.01, capacity=2)
+async def test_with_a_wait_a_full_queue_goes_at_once(room: Room):
+    await room.send_running(1, 2)
 
 
-def test_with_a_wait_time_spent_while_the_engine_was_busy_counts():
-    async def main():
-        async with Room(max_wait_s=0.010) as room:
-            room.send("x")
-            await turns()
-            room.clock.advance(0.010)
-            await turns()
-            await room.send_waiting("y")
-            room.clock.advance(0.010)
-            room.engine.release()
-            await turns()
-            assert room.engine.batches == [["x"], ["y"]]
-
-    run(main)
+@in_room(max_wait_s=0.01)
+async def test_with_a_wait_time_spent_while_the_engine_was_busy_counts(room: Room):
+    room.send("x")
+    await turns()
+    room.clock.advance(0.010)
+    await turns()
+    await room.send_waiting("y")
+    room.clock.advance(0.010)
+    room.engine.release()
+    await turns()
+    assert room.engine.batches == [["x"], ["y"]]
 
 
-def test_with_a_wait_an_idle_engine_lets_no_deadline_pass():
-    async def main():
-        async with Room(max_wait_s=3600) as room:
-            patient, hurried = room.send("patient", timeout_s=7200), room.send("hurried", timeout_s=0.010)
-            room.engine.is_open = True
-            await turns()
-            room.clock.advance(0.005)
-            await turns()
-            assert (result_of(patient), result_of(hurried)) == (("answer", "patient"), ("answer", "hurried"))
-
-    run(main)
+@in_room(max_wait_s=3600)
+async def test_with_a_wait_an_idle_engine_lets_no_deadline_pass(room: Room):
+    patient, hurried = room.send("patient", timeout_s=7200), room.send("hurried", timeout_s=0.010)
+    room.engine.is_open = True
+    await turns()
+    room.clock.advance(0.005)
+    await turns()
+    assert (result_of(patient), result_of(hurried)) == (("answer", "patient"), ("answer", "hurried"))
 
 
-def test_with_a_wait_draining_stops_waiting():
-    async def main():
-        async with Room(max_wait_s=3600) as room:
-            client = room.send("x")
-            await turns()
-            room.engine.is_open = True
-            assert await room.batcher.drain(10) == 0
-            assert result_of(client) == ("answer", "x")
-
-    run(main)
+@in_room(max_wait_s=3600)
+async def test_with_a_wait_draining_stops_waiting(room: Room):
+    client = room.send("x")
+    await turns()
+    room.engine.is_open = True
+    assert await room.batcher.drain(10) == 0
+    assert result_of(client) == ("answer", "x")
 
 
-def test_with_a_wait_the_last_cancellation_leaves_no_timer():
-    async def main():
-        async with Room(max_wait_s=3600) as room:
-            client = room.send("x")
-            await turns()
-            client.cancel()
-            await turns()
-            assert room.clock.num_calls == 0
-            room.check_empty()
-
-    run(main)
+@in_room(max_wait_s=3600)
+async def test_with_a_wait_the_last_cancellation_leaves_no_timer(room: Room):
+    client = room.send("x")
+    await turns()
+    client.cancel()
+    await turns()
+    assert room.clock.num_calls == 0
+    room.check_empty()
 
 
-def test_an_unstarted_batcher_is_not_ready():
-    async def main():
-        room = Room()
-        assert not room.batcher.is_alive
-        assert isinstance(error_of(await ended(room.send("x"))), NotReady)
-        assert await room.batcher.drain(1) == 0
-        await room.batcher.stop()
-        assert isinstance(error_of(await ended(room.send("x"))), Draining)
-
-    run(main)
+@on_loop
+async def test_an_unstarted_batcher_is_not_ready():
+    room = Room()
+    assert not room.batcher.is_alive
+    assert isinstance(error_of(await ended(room.send("x"))), NotReady)
+    assert await room.batcher.drain(1) == 0
+    await room.batcher.stop()
+    assert isinstance(error_of(await ended(room.send("x"))), Draining)
 
 
-def test_a_batcher_starts_once():
-    async def main():
-        async with Room() as room:
-            with pytest.raises(RuntimeError, match="This is a bug"):
-                room.batcher.start()
-
-    run(main)
+@in_room()
+async def test_a_batcher_starts_once(room: Room):
+    with pytest.raises(RuntimeError, match="This is a bug"):
+        room.batcher.start()
 
 
-def test_begin_drain_is_synchronous_and_admitted_jobs_continue():
-    async def main():
-        async with Room() as room:
-            clients = [*await room.send_running("x"), *await room.send_waiting("y")]
-            room.batcher.begin_drain()
-            assert isinstance(error_of(await ended(room.send("late"))), Draining)
-            room.engine.open()
-            await turns()
-            assert [error_of(client) for client in clients] == [None, None]
-
-    run(main)
+@in_room()
+async def test_begin_drain_is_synchronous_and_admitted_jobs_continue(room: Room):
+    clients = [*await room.send_running("x"), *await room.send_waiting("y")]
+    room.batcher.begin_drain()
+    assert isinstance(error_of(await ended(room.send("late"))), Draining)
+    room.engine.open()
+    await turns()
+    assert [error_of(client) for client in clients] == [None, None]
 
 
-def test_a_drain_that_times_out_fails_the_rest_and_returns_their_number():
-    async def main():
-        async with Room(max_requests=2) as room:
-            clients = [*await room.send_running("r"), *await room.send_waiting("w0", "w1", "w2")]
-            drain = asyncio.create_task(room.batcher.drain(7))
-            await turns()
-            room.clock.advance(6.9)
-            room.engine.release()
-            await turns()
-            assert not drain.done()
-            room.clock.advance(0.1)
-            await turns()
-            assert drain.result() == 3
-            assert [type(error_of(client)) for client in clients] == [type(None), Draining, Draining, Draining]
-            room.engine.release()  # of the batch in flight: its results go nowhere, the one behind it is not run
-            await turns()
-            assert room.engine.executed == ["r", "w0", "w1"]
-
-    run(main)
+@in_room(max_requests=2)
+async def test_a_drain_that_times_out_fails_the_rest_and_returns_their_number(room: Room):
+    clients = [*await room.send_running("r"), *await room.send_waiting("w0", "w1", "w2")]
+    drain = asyncio.create_task(room.batcher.drain(7))
+    await turns()
+    room.clock.advance(6.9)
+    room.engine.release()
+    await turns()
+    assert not drain.done()
+    room.clock.advance(0.1)
+    await turns()
+    assert drain.result() == 3
+    assert [type(error_of(client)) for client in clients] == [type(None), Draining, Draining, Draining]
+    room.engine.release()  # of the batch in flight: its results go nowhere, the one behind it is not run
+    await turns()
+    assert room.engine.executed == ["r", "w0", "w1"]
 
 
-def test_a_drain_counts_a_cancelled_or_expired_job_as_finished():
-    async def main():
-        async with Room() as room:
-            (running,) = await room.send_running("r")
-            room.send("expires", timeout_s=3)
-            drain = asyncio.create_task(room.batcher.drain(10))
-            await turns()
-            room.clock.advance(3)
-            await turns()
-            assert not drain.done()
-            running.cancel()
-            await turns()
-            assert drain.result() == 0
-
-    run(main)
+@in_room()
+async def test_a_drain_counts_a_cancelled_or_expired_job_as_finished(room: Room):
+    (running,) = await room.send_running("r")
+    room.send("expires", timeout_s=3)
+    drain = asyncio.create_task(room.batcher.drain(10))
+    await turns()
+    room.clock.advance(3)
+    await turns()
+    assert not drain.done()
+    running.cancel()
+    await turns()
+    assert drain.result() == 0
 
 
-def test_a_cancelled_drain_leaves_no_timer_and_the_batcher_still_drains():
-    async def main():
-        async with Room() as room:
-            (client,) = await room.send_running("r")
-            drain = asyncio.create_task(room.batcher.drain(10))
-            await turns()
-            drain.cancel()
-            await turns()
-            assert drain.cancelled()
-            assert room.batcher.is_draining
-            room.engine.release()
-            await turns()
-            assert error_of(client) is None
-            assert room.clock.num_calls == 0
-
-    run(main)
+@in_room()
+async def test_a_cancelled_drain_leaves_no_timer_and_the_batcher_still_drains(room: Room):
+    (client,) = await room.send_running("r")
+    drain = asyncio.create_task(room.batcher.drain(10))
+    await turns()
+    drain.cancel()
+    await turns()
+    assert drain.cancelled()
+    assert room.batcher.is_draining
+    room.engine.release()
+    await turns()
+    assert error_of(client) is None
+    assert room.clock.num_calls == 0
 
 
-def test_stop_ends_the_task_settles_waiting_jobs_and_cancels_the_batch():
-    async def main():
-        async with Room() as room:
-            clients = [*await room.send_running("r"), *await room.send_waiting("w")]
-            assert room.engine.held
-            _, future = room.engine.held
-            await room.batcher.stop()
-            await turns()
-            assert [type(error_of(client)) for client in clients] == [Draining, Draining]
-            assert not room.batcher.is_alive
-            assert future.cancelled(), "a batch that had not begun need not"
-            assert room.heard.deaths == [], "stopping is not dying"
-            assert [task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
-            await room.batcher.stop()
-
-    run(main)
+@in_room()
+async def test_stop_ends_the_task_settles_waiting_jobs_and_cancels_the_batch(room: Room):
+    clients = [*await room.send_running("r"), *await room.send_waiting("w")]
+    assert room.engine.held
+    _, future = room.engine.held
+    await room.batcher.stop()
+    await turns()
+    assert [type(error_of(client)) for client in clients] == [Draining, Draining]
+    assert not room.batcher.is_alive
+    assert future.cancelled(), "a batch that had not begun need not"
+    assert room.heard.deaths == [], "stopping is not dying"
+    assert [task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
+    await room.batcher.stop()
 
 
-def test_an_engine_found_to_be_down_outside_a_batch_fails_all_jobs_like_one_that_fails_a_batch():
-    async def main():
-        async with Room() as room:
-            clients = [*await room.send_running("r"), *await room.send_waiting("w")]
-            failure = EngineDown("a load hangs")
-            for _ in range(2):
-                room.batcher.fail(failure)
-                await turns()
-            assert [type(error_of(client)) for client in clients] == [EngineDown, EngineDown]
-            assert not room.batcher.is_alive
-            assert room.heard.deaths == [Death(2, failure)]
-            with pytest.raises(EngineDown):
-                await room.batcher.submit("late", "lane", cost_of(), room.clock.now() + 60)
-
-    run(main)
+@in_room()
+async def test_an_engine_found_to_be_down_outside_a_batch_fails_all_jobs_like_one_that_fails_a_batch(room: Room):
+    clients = [*await room.send_running("r"), *await room.send_waiting("w")]
+    failure = EngineDown("a load hangs")
+    for _ in range(2):
+        room.batcher.fail(failure)
+        await turns()
+    assert [type(error_of(client)) for client in clients] == [EngineDown, EngineDown]
+    assert not room.batcher.is_alive
+    assert room.heard.deaths == [Death(2, failure)]
+    with pytest.raises(EngineDown):
+        await room.batcher.submit("late", "lane", cost_of(), room.clock.now() + 60)
 
 
 def test_a_result_after_the_loop_was_closed_is_harmless(caplog):
@@ -347,17 +291,14 @@ def test_it_works_with_a_real_clock_and_a_real_thread(loop_factory):
     run(main, loop_factory=loop_factory)
 
 
-def test_the_engine_is_not_idle_while_another_lane_than_the_next_has_a_full_batch():
-    async def main():
-        async with Room(max_wait_s=0.050, max_requests=3) as room:
-            room.send("one", "a")
-            await turns()
-            assert room.engine.batches == []
-            for number in range(3):
-                room.send(number, "b")
-            await turns()
-            room.engine.open()
-            await turns()
-            assert room.engine.batches == [["one"], [0, 1, 2]]
-
-    run(main)
+@in_room(max_wait_s=0.05, max_requests=3)
+async def test_the_engine_is_not_idle_while_another_lane_than_the_next_has_a_full_batch(room: Room):
+    room.send("one", "a")
+    await turns()
+    assert room.engine.batches == []
+    for number in range(3):
+        room.send(number, "b")
+    await turns()
+    room.engine.open()
+    await turns()
+    assert room.engine.batches == [["one"], [0, 1, 2]]

@@ -11,8 +11,8 @@ import uvloop
 from service.batching.admission import WINDOW
 from service.batching.runner import FAR_TOO_LONG, MAX_SEQUENCES, TICKS_TO_ARRIVE
 from service.errors import DeadlineExceeded
-from tests.doubles import GateEngine, run, turns
-from tests.unit.batching.room import Room, cost_of, ended, error_of, result_of
+from tests.doubles import GateEngine, on_loop, run, turns
+from tests.unit.batching.room import Room, cost_of, ended, error_of, in_room, result_of
 
 
 class AtOnce(GateEngine):
@@ -43,110 +43,88 @@ async def learn(room: Room, seconds: float = 1.0) -> None:
 
 
 @pytest.mark.parametrize(("flops", "is_inline"), [(2_000, True), (2_001, False)])
-def test_a_batch_is_inline_if_it_ends_in_time_at_the_speed_of_the_last_ones(flops, is_inline):
-    async def main():
-        async with Room(inline_s=2.0) as room:
-            await learn(room)
-            room.send("x", cost=cost_of(flops=flops - 1000))
-            room.send("y")
-            await turns()
-            assert room.engine.batches == [["known"], ["x", "y"]]
-            assert room.engine.inline_flags == [False, is_inline], "of the first one nothing is known"
-
-    run(main)
+@in_room(inline_s=2.0)
+async def test_a_batch_is_inline_if_it_ends_in_time_at_the_speed_of_the_last_ones(room: Room, flops, is_inline):
+    await learn(room)
+    room.send("x", cost=cost_of(flops=flops - 1000))
+    room.send("y")
+    await turns()
+    assert room.engine.batches == [["known"], ["x", "y"]]
+    assert room.engine.inline_flags == [False, is_inline], "of the first one nothing is known"
 
 
-def test_a_batch_of_many_sequences_is_not_inline():
-    async def main():
-        async with Room(inline_s=2.0) as room:
-            await learn(room)
-            room.send("x", cost=cost_of(sequences=MAX_SEQUENCES, flops=1))
-            room.send("y", cost=cost_of(sequences=1, flops=1))
-            await turns()
-            assert room.engine.inline_flags == [False, False]
-
-    run(main)
+@in_room(inline_s=2.0)
+async def test_a_batch_of_many_sequences_is_not_inline(room: Room):
+    await learn(room)
+    room.send("x", cost=cost_of(sequences=MAX_SEQUENCES, flops=1))
+    room.send("y", cost=cost_of(sequences=1, flops=1))
+    await turns()
+    assert room.engine.inline_flags == [False, False]
 
 
-def test_the_speed_of_another_lane_does_not_count():
-    async def main():
-        async with Room(inline_s=2.0) as room:
-            await learn(room)
-            await room.send_running("x", lane="b")
-            assert room.engine.inline_flags == [False, False]
-
-    run(main)
+@in_room(inline_s=2.0)
+async def test_the_speed_of_another_lane_does_not_count(room: Room):
+    await learn(room)
+    await room.send_running("x", lane="b")
+    assert room.engine.inline_flags == [False, False]
 
 
-def test_after_an_inline_batch_that_took_far_too_long_none_is_inline_for_a_while():
-    async def main():
-        engine = AtOnce(seconds=1.0)
-        async with room_with(engine, inline_s=2.0) as room:
-            await ended(room.send("known"))
-            engine.seconds = 2.0 * FAR_TOO_LONG + 0.1
-            await ended(room.send("stall"))
-            engine.seconds = 1.0
-            await ended(room.send("next"))
-            assert engine.inline_flags == [False, True, False]
-
-    run(main)
+@on_loop
+async def test_after_an_inline_batch_that_took_far_too_long_none_is_inline_for_a_while():
+    engine = AtOnce(seconds=1.0)
+    async with room_with(engine, inline_s=2.0) as room:
+        await ended(room.send("known"))
+        engine.seconds = 2.0 * FAR_TOO_LONG + 0.1
+        await ended(room.send("stall"))
+        engine.seconds = 1.0
+        await ended(room.send("next"))
+        assert engine.inline_flags == [False, True, False]
 
 
-def test_the_time_of_an_inline_pass_that_the_thread_repeats_counts():
+@on_loop
+async def test_the_time_of_an_inline_pass_that_the_thread_repeats_counts():
     """It failed on the loop, and the engine hands over a future that is not done."""
-
-    async def main():
-        engine = AtOnce(seconds=1.0)
-        async with room_with(engine, inline_s=2.0) as room:
-            for _ in range(WINDOW):
-                await ended(room.send("known"))
-            engine.seconds, engine.is_open = 2.0 * FAR_TOO_LONG + 0.1, False
-            (client,) = await room.send_running("stumbles")
-            engine.open()
-            assert result_of(await ended(client)) == ("answer", "stumbles")
-            engine.seconds = 1.0
-            await ended(room.send("next"))
-            assert engine.inline_flags[-3:] == [True, True, False]
-
-    run(main)
-
-
-def test_a_pass_repeated_in_the_thread_has_the_whole_time_limit():
-    async def main():
-        engine = AtOnce(seconds=4.0)
-        async with room_with(engine, inline_s=8.0, max_compute_s=5.0) as room:
+    engine = AtOnce(seconds=1.0)
+    async with room_with(engine, inline_s=2.0) as room:
+        for _ in range(WINDOW):
             await ended(room.send("known"))
-            engine.is_open = False
-            (client,) = await room.send_running("stumbles")
-            room.clock.advance(4.9)
-            await turns()
-            engine.open()
-            assert result_of(await ended(client)) == ("answer", "stumbles")
-
-    run(main)
-
-
-def test_after_a_failed_inline_batch_none_is_inline_for_a_while():
-    async def main():
-        async with Room(inline_s=2.0) as room:
-            await learn(room)
-            await room.send_running("x")
-            room.engine.fail(ValueError("x"))
-            await turns()
-            await room.send_running("y")
-            assert room.engine.inline_flags == [False, True, False]
-
-    run(main)
+        engine.seconds, engine.is_open = 2.0 * FAR_TOO_LONG + 0.1, False
+        (client,) = await room.send_running("stumbles")
+        engine.open()
+        assert result_of(await ended(client)) == ("answer", "stumbles")
+        engine.seconds = 1.0
+        await ended(room.send("next"))
+        assert engine.inline_flags[-3:] == [True, True, False]
 
 
-def test_a_limit_of_zero_turns_inline_batches_off():
-    async def main():
-        async with Room() as room:
-            await learn(room)
-            await room.send_running("x")
-            assert room.engine.inline_flags == [False, False]
+@on_loop
+async def test_a_pass_repeated_in_the_thread_has_the_whole_time_limit():
+    engine = AtOnce(seconds=4.0)
+    async with room_with(engine, inline_s=8.0, max_compute_s=5.0) as room:
+        await ended(room.send("known"))
+        engine.is_open = False
+        (client,) = await room.send_running("stumbles")
+        room.clock.advance(4.9)
+        await turns()
+        engine.open()
+        assert result_of(await ended(client)) == ("answer", "stumbles")
 
-    run(main)
+
+@in_room(inline_s=2.0)
+async def test_after_a_failed_inline_batch_none_is_inline_for_a_while(room: Room):
+    await learn(room)
+    await room.send_running("x")
+    room.engine.fail(ValueError("x"))
+    await turns()
+    await room.send_running("y")
+    assert room.engine.inline_flags == [False, True, False]
+
+
+@in_room()
+async def test_a_limit_of_zero_turns_inline_batches_off(room: Room):
+    await learn(room)
+    await room.send_running("x")
+    assert room.engine.inline_flags == [False, False]
 
 
 async def come_one_after_the_other(room: Room, payloads: list[str], num_turns: int) -> None:
@@ -157,52 +135,40 @@ async def come_one_after_the_other(room: Room, payloads: list[str], num_turns: i
 
 
 @pytest.mark.parametrize("num_turns", [1, 2])
-def test_before_an_inline_batch_requests_are_admitted_while_ticks_bring_more(num_turns):
+@in_room(inline_s=8.0)
+async def test_before_an_inline_batch_requests_are_admitted_while_ticks_bring_more(room: Room, num_turns):
     """A request takes two turns of the loop from its socket to the queue."""
-
-    async def main():
-        async with Room(inline_s=8.0) as room:
-            await learn(room)
-            await come_one_after_the_other(room, ["u", "v", "w", "x"], num_turns)
-            await turns()
-            assert room.engine.batches[1:] == [["u", "v", "w", "x"]]
-
-    run(main)
+    await learn(room)
+    await come_one_after_the_other(room, ["u", "v", "w", "x"], num_turns)
+    await turns()
+    assert room.engine.batches[1:] == [["u", "v", "w", "x"]]
 
 
-def test_jobs_of_another_lane_do_not_stop_an_inline_batch_from_growing():
-    async def main():
-        async with Room(inline_s=8.0) as room:
-            await learn(room)
-            room.send("u")
-            room.send("large", lane="b", cost=cost_of(flops=10**6))
-            await come_one_after_the_other(room, ["v", "w"], num_turns=1)
-            await turns()
-            assert room.engine.batches[1:] == [["u", "v", "w"]]
-
-    run(main)
+@in_room(inline_s=8.0)
+async def test_jobs_of_another_lane_do_not_stop_an_inline_batch_from_growing(room: Room):
+    await learn(room)
+    room.send("u")
+    room.send("large", lane="b", cost=cost_of(flops=10**6))
+    await come_one_after_the_other(room, ["v", "w"], num_turns=1)
+    await turns()
+    assert room.engine.batches[1:] == [["u", "v", "w"]]
 
 
-def test_a_request_whose_deadline_passes_before_the_inline_batch_is_not_computed():
-    async def main():
-        async with room_with(AtOnce(seconds=1.0), max_requests=1) as room:
-            first, late = room.send("first"), room.send("late", timeout_s=1.0)
-            await turns()
-            assert result_of(first) == ("answer", "first")
-            assert isinstance(error_of(late), DeadlineExceeded)
-            assert room.engine.batches == [["first"]]
-
-    run(main)
+@on_loop
+async def test_a_request_whose_deadline_passes_before_the_inline_batch_is_not_computed():
+    async with room_with(AtOnce(seconds=1.0), max_requests=1) as room:
+        first, late = room.send("first"), room.send("late", timeout_s=1.0)
+        await turns()
+        assert result_of(first) == ("answer", "first")
+        assert isinstance(error_of(late), DeadlineExceeded)
+        assert room.engine.batches == [["first"]]
 
 
-def test_an_inline_batch_starts_after_a_tick_without_a_request():
-    async def main():
-        async with Room(inline_s=8.0) as room:
-            await learn(room)
-            await come_one_after_the_other(room, ["u", "v"], num_turns=5)
-            assert room.engine.batches[1:] == [["u"]]
-
-    run(main)
+@in_room(inline_s=8.0)
+async def test_an_inline_batch_starts_after_a_tick_without_a_request(room: Room):
+    await learn(room)
+    await come_one_after_the_other(room, ["u", "v"], num_turns=5)
+    assert room.engine.batches[1:] == [["u"]]
 
 
 @pytest.mark.parametrize(
@@ -210,30 +176,25 @@ def test_an_inline_batch_starts_after_a_tick_without_a_request():
     [({"inline_s": 2.0}, ["u", "v", "w"]), ({"inline_s": 8.0, "max_requests": 2}, ["u", "v"])],
     ids=["too long to be waited for", "full"],
 )
-def test_a_full_inline_batch_starts_without_another_tick(limits, batch):
-    async def main():
-        async with Room(**limits) as room:
-            await learn(room)
-            await come_one_after_the_other(room, ["u", "v", "w", "x", "y"], num_turns=1)
-            assert room.engine.batches[1] == batch
-
-    run(main)
+@on_loop
+async def test_a_full_inline_batch_starts_without_another_tick(limits, batch):
+    async with Room(**limits) as room:
+        await learn(room)
+        await come_one_after_the_other(room, ["u", "v", "w", "x", "y"], num_turns=1)
+        assert room.engine.batches[1] == batch
 
 
-def test_a_request_cancelled_while_others_are_admitted_is_not_computed():
-    async def main():
-        async with Room(inline_s=8.0) as room:
-            await learn(room)
-            client = room.send("x")
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            client.cancel()
-            await turns()
-            assert room.engine.batches == [["known"]]
-            room.engine.open()
-            assert result_of(await ended(room.send("next"))) == ("answer", "next")
-
-    run(main)
+@in_room(inline_s=8.0)
+async def test_a_request_cancelled_while_others_are_admitted_is_not_computed(room: Room):
+    await learn(room)
+    client = room.send("x")
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    client.cancel()
+    await turns()
+    assert room.engine.batches == [["known"]]
+    room.engine.open()
+    assert result_of(await ended(room.send("next"))) == ("answer", "next")
 
 
 @pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
@@ -251,64 +212,55 @@ def test_between_two_inline_batches_the_loop_admits_new_requests(loop_factory):
     run(main, loop_factory=loop_factory)
 
 
-def test_full_inline_batches_share_a_tick_until_they_have_blocked_the_loop_for_as_long_as_one_may():
+@on_loop
+async def test_full_inline_batches_share_a_tick_until_they_have_blocked_the_loop_for_as_long_as_one_may():
     """Under overload a tick takes longer than a batch, and an engine with one batch a tick would idle."""
-
-    async def main():
-        engine = AtOnce(seconds=1.0)
-        async with room_with(engine, inline_s=3.0, max_requests=1) as room:
-            await ended(room.send("known"))
-            clients = [room.send(number) for number in range(8)]
-            seen = []
-            while not all(client.done() for client in clients):
-                await asyncio.sleep(0)
-                seen.append(len(room.engine.batches) - 1)
-            assert list(dict.fromkeys(seen)) == [0, 3, 6, 8]
-
-    run(main)
-
-
-def test_an_inline_batch_that_is_not_full_waits_for_a_tick():
-    async def main():
-        engine = AtOnce(seconds=1.0)
-        async with room_with(engine, inline_s=8.0, max_requests=2) as room:
-            await ended(room.send("known"))
-            for number in range(5):
-                room.send(number)
+    engine = AtOnce(seconds=1.0)
+    async with room_with(engine, inline_s=3.0, max_requests=1) as room:
+        await ended(room.send("known"))
+        clients = [room.send(number) for number in range(8)]
+        seen = []
+        while not all(client.done() for client in clients):
             await asyncio.sleep(0)
-            seen = set()
-            for _ in range(20):
-                await asyncio.sleep(0)
-                seen.add(len(room.engine.batches) - 1)
-            assert seen == {2, 3}, "two full ones, then the last one alone"
-
-    run(main)
+            seen.append(len(room.engine.batches) - 1)
+        assert list(dict.fromkeys(seen)) == [0, 3, 6, 8]
 
 
-def test_a_deadline_that_passed_during_an_inline_batch_fails_and_the_others_are_answered():
-    async def main():
-        async with room_with(AtOnce(seconds=1.0)) as room:
-            late, patient = room.send("late", timeout_s=1.0), room.send("patient", timeout_s=1.1)
-            await turns()
-            assert isinstance(error_of(late), DeadlineExceeded)
-            assert "no answer within the 1.000 s" in str(error_of(late))
-            assert result_of(patient) == ("answer", "patient")
-            assert patient.result().compute_s == 1.0
+@on_loop
+async def test_an_inline_batch_that_is_not_full_waits_for_a_tick():
+    engine = AtOnce(seconds=1.0)
+    async with room_with(engine, inline_s=8.0, max_requests=2) as room:
+        await ended(room.send("known"))
+        for number in range(5):
+            room.send(number)
+        await asyncio.sleep(0)
+        seen = set()
+        for _ in range(20):
+            await asyncio.sleep(0)
+            seen.add(len(room.engine.batches) - 1)
+        assert seen == {2, 3}, "two full ones, then the last one alone"
 
-    run(main)
+
+@on_loop
+async def test_a_deadline_that_passed_during_an_inline_batch_fails_and_the_others_are_answered():
+    async with room_with(AtOnce(seconds=1.0)) as room:
+        late, patient = room.send("late", timeout_s=1.0), room.send("patient", timeout_s=1.1)
+        await turns()
+        assert isinstance(error_of(late), DeadlineExceeded)
+        assert "no answer within the 1.000 s" in str(error_of(late))
+        assert result_of(patient) == ("answer", "patient")
+        assert patient.result().compute_s == 1.0
 
 
-def test_a_batch_that_has_ended_refuses_no_request_for_lack_of_time():
-    async def main():
-        engine = AtOnce(1.0)
-        async with room_with(engine, inline_s=2.0) as room:
-            await room.send_running("known")
-            first = room.batcher.admit("inline", "a", cost_of(), room.clock.now() + 60)
-            await first.promise
-            assert room.engine.inline_flags == [False, True]
-            assert room.batcher.num_queued == room.batcher.num_running == 0
-            hurried = room.batcher.admit("hurried", "a", cost_of(), room.clock.now() + 0.5)
-            engine.seconds = 0.0
-            await hurried.promise
-
-    run(main)
+@on_loop
+async def test_a_batch_that_has_ended_refuses_no_request_for_lack_of_time():
+    engine = AtOnce(1.0)
+    async with room_with(engine, inline_s=2.0) as room:
+        await room.send_running("known")
+        first = room.batcher.admit("inline", "a", cost_of(), room.clock.now() + 60)
+        await first.promise
+        assert room.engine.inline_flags == [False, True]
+        assert room.batcher.num_queued == room.batcher.num_running == 0
+        hurried = room.batcher.admit("hurried", "a", cost_of(), room.clock.now() + 0.5)
+        engine.seconds = 0.0
+        await hurried.promise
