@@ -19,7 +19,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import torch
 
@@ -33,7 +33,7 @@ from service.batching.batcher import Batcher
 from service.batching.decoding_queue import DecodingQueue
 from service.batching.job import NOTHING, Cost
 from service.batching.policy import BatchLimits, size_class
-from service.errors import CostLimit, DeadlineExceeded, Draining, InvalidInput, QueueFull
+from service.errors import CostLimit, DeadlineExceeded, Draining, InvalidInput, NotReady, QueueFull
 from service.http.asgi import CYCLE, KEY_DIGEST, ClientGone, Scope, Send
 from service.http.cycle import Cycle
 from service.http.request_parser import HeaderFields, fields_of
@@ -131,10 +131,12 @@ class RequestContext:
     """Made when the headers have arrived; use it in a `with` block, which frees its reserved bytes in every case."""
 
     def __init__(self, requests: LayerRequests, scope: Scope, find: Find) -> None:
-        """Take the layer that `find` returns; raise what it raises, or Draining after `LayerRequests.close`."""
+        """Take the layer that `find` returns; raise what it raises, NotReady, or Draining after `LayerRequests.close`."""
         if requests.is_closed:
             raise Draining("the service is shutting down and accepts no new requests")
-        self.layer = find(requests.catalog(), scope["path_params"])
+        if (catalog := requests.layers.catalog) is None:
+            raise NotReady(requests.not_loaded())
+        self.layer = find(catalog, scope["path_params"])
         self._requests = requests
         self.limits = requests.limits
         self.fields = fields_of(scope)
@@ -332,18 +334,26 @@ def _asked_timeout_s(fields: HeaderFields) -> float | None:
     return float(asked) / 1000 if asked.isdigit() else 0.0  # infinite if it has very many digits
 
 
+class Layers(Protocol):
+    """Knows the served layers (`worker/layer_registry.py`); None until they are loaded."""
+
+    catalog: Catalog | None
+
+
 class LayerRequests:
-    """What all requests of a process share. `catalog` returns the layers that are served now, or raises NotReady."""
+    """What all requests of a process share. `not_loaded` returns why `layers` has no catalog yet."""
 
     def __init__(
         self,
-        catalog: Callable[[], Catalog],
+        layers: Layers,
+        not_loaded: Callable[[], str],
         batcher: Batcher[LayerCall, Answer],
         bodies: DecodingQueue,
         limits: RequestContextLimits,
         now: Callable[[], float],
     ) -> None:
-        self.catalog = catalog
+        self.layers = layers
+        self.not_loaded = not_loaded
         self.batcher = batcher
         self.bodies = bodies
         self.limits = limits

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
-from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, WithJsonSchema
 
 from service.attention.call import Answer, AttentionCall, Call, TopK, WeightsWanted
 from service.attention.cost import flops, table_bytes
@@ -27,7 +27,7 @@ from service.errors import BadShape, CostLimit, InvalidInput, MaskedRow
 from service.wire.layouts import Layout
 from service.wire.mask_kinds import MAX_MASKS, MaskKind, MaskList, MaskPlace, TableMask, ValuedMask, kind_of
 from service.wire.number_list import NumberList
-from service.wire.schemas import M, StrictModel, Tensor, unknown_field, validated
+from service.wire.schemas import M, StrictModel, Tensor, translated, unknown_field
 from service.wire.tensor_fields import TensorField, TensorKind
 from service.wire.tensors import TensorForm, answer_form, check_fields, decode_tensor, rank_of
 
@@ -371,6 +371,14 @@ def read_model(model: type[M], document: Mapping[str, object]) -> M:
     for i, mask in enumerate(masks[:MAX_MASKS] if isinstance(masks, list) else []):
         _check_names(mask, kind_of(mask, f"/masks/{i}"), f"/masks/{i}")
     return validated(model, document)
+
+
+def validated(model: type[M], document: Mapping[str, object]) -> M:
+    """Return the model of a document; raises BadMask or InvalidInput for its first error."""
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        raise translated(error) from None
 
 
 def _check_names(value: Mapping[str, object], model: type[BaseModel], where: str) -> None:

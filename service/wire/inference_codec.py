@@ -22,10 +22,10 @@ from pydantic import AfterValidator, BaseModel, Field
 
 from service.errors import BadBinary, BadDtype, BadShape, InvalidInput
 from service.wire.answer import write_tensor
-from service.wire.attend_request import EXTRAS, AnswerFacts
+from service.wire.attend_request import EXTRAS, AnswerFacts, validated
 from service.wire.mask_kinds import Axes
 from service.wire.number_list import NumberList, nested_numbers
-from service.wire.schemas import StrictModel, unknown_field, validated
+from service.wire.schemas import StrictModel, unknown_field
 from service.wire.tensor_fields import BY_INFERENCE, BY_TORCH, FLOATS, FLOATS_ARE_A_BIAS, WHOLES
 from service.wire.tensors import MAX_VALUES, TensorForm, bytes_of, too_many_values
 

@@ -49,11 +49,12 @@ def parse_safetensors(body: bytearray, *, max_depth: int, max_numbers: int = MAX
     header = read_header(body)
     if header.metadata.keys() - _METADATA:
         raise UnknownField("the header's __metadata__ may have only the key request")
-    text = header.metadata.get("request", "{}").encode("utf-8", "surrogatepass")
-    try:
-        document: dict[str, Any] = parse(text, max_depth=max_depth, max_numbers=max_numbers)
-    except ServiceError as error:
-        raise type(error)(f"__metadata__.request: {error.message}", param=error.param) from None
+    document: dict[str, object] = {}
+    if (text := header.metadata.get("request", "{}")) != "{}":
+        try:
+            document |= parse(text.encode("utf-8", "surrogatepass"), max_depth=max_depth, max_numbers=max_numbers)
+        except ServiceError as error:
+            raise type(error)(f"__metadata__.request: {error.message}", param=error.param) from None
     _check_no_values(document)
     view = memoryview(body)
     for name, entry in header.tensors.items():

@@ -7,7 +7,7 @@ decodes them). Unknown fields of a request are rejected everywhere. A caller nev
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
@@ -116,15 +116,12 @@ _WORDS = {
 }
 
 
-def validated(model: type[M], document: Mapping[str, object]) -> M:
-    """Return the model of a document; raises BadMask or InvalidInput for the first of pydantic's errors, with our message."""
-    try:
-        return model.model_validate(document)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
+def translated(error: ValidationError) -> InvalidInput:
+    """Return BadMask or InvalidInput for the first of pydantic's errors, with our message."""
+    first = error.errors(include_url=False)[0]
     # A discriminated union adds the tag to the location: the caller's /masks/0/offset is /masks/0/causal/offset here.
     loc = [part for i, part in enumerate(first["loc"]) if not (i == 2 and first["loc"][0] == "masks")]  # noqa: PLR2004
     param = "".join(f"/{part}" for part in loc)
     words = _WORDS.get(first["type"], "is not valid").format_map({"expected": "", **first.get("ctx", {})})
     is_mask = len(loc) > 1 and loc[0] == "masks"
-    raise (BadMask if is_mask else InvalidInput)(f"{words_of(param) or 'the request'} {words}", param=param)
+    return (BadMask if is_mask else InvalidInput)(f"{words_of(param) or 'the request'} {words}", param=param)

@@ -97,7 +97,7 @@ class Service:
         store = Store(settings.layers_dir, settings.max_layer_bytes)
         self._registry = registry = LayerRegistry(store, self.engine, telemetry)
         self.layer_requests = LayerRequests(
-            lambda: self.catalog, self.batcher, bodies, context_limits(settings), time.monotonic
+            registry, lambda: self.readiness.reason, self.batcher, bodies, context_limits(settings), time.monotonic
         )
         self._heap = Heap()
         self.numerics = fingerprint(options)

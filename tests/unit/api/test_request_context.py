@@ -61,10 +61,10 @@ class Setup:
         settings = load_settings(decode_off_loop_bytes=OFF_LOOP, queue_bytes=1024)
         limits = dataclasses.replace(context_limits(settings), intake_bytes=INTAKE, answer_bytes=INTAKE)
         self.clock = ManualClock()
-        nothing: Any = None
+        layers: Any = SimpleNamespace(catalog=())
         self.bodies = DecodingQueue(self.clock, standing_wait_s=0.1)
         self.batcher = idle_batcher()
-        self.layer_requests = LayerRequests(lambda: nothing, self.batcher, self.bodies, limits, self.clock.now)
+        self.layer_requests = LayerRequests(layers, str, self.batcher, self.bodies, limits, self.clock.now)
 
     async def __aenter__(self) -> Self:
         return self
