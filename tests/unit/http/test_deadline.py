@@ -11,7 +11,7 @@ class Watched:
         self.clock = ManualClock(0.0)
         self.passed: list[float] = []
         loop: Any = self
-        self.call_later = lambda delay_s, callback: self.clock.call_at(self.clock.now() + delay_s, callback)
+        self.time, self.call_at = self.clock.now, self.clock.call_at
         self.deadline = Deadline(loop, lambda: self.passed.append(self.clock.now()))
 
 
@@ -53,3 +53,11 @@ def test_a_cleared_deadline_never_fires_and_may_be_set_again():
     watched.deadline.set(1)
     watched.clock.advance(1)
     assert watched.passed == [101]
+
+
+def test_a_stopped_deadline_leaves_no_timer():
+    watched = Watched()
+    watched.deadline.set(10)
+    watched.deadline.stop()
+    watched.clock.advance(100)
+    assert (watched.passed, watched.clock.num_calls) == ([], 0)
