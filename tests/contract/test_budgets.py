@@ -8,7 +8,7 @@ ROOT = Path(__file__).parents[2]
 # The figures are what there is, so that they do not grow unnoticed; docs/decisions.md says why they are above the aims. Beyond
 # those, 170 lines are for the axes and offsets of masks, 350 for `compare`, which finds the conventions of a kernel, 290 for
 # `golden`, which writes test vectors and their reference, and 140 for goodput in an overload.
-MAX_SERVICE_LINES = 18_442
+MAX_SERVICE_LINES = 18_479
 # 286 of the client are for the conventions of other systems, 16 for the warning of another major version.
 MAX_CLIENT_LINES = 1_829
 MAX_BENCHMARK_LINES = 2_000
