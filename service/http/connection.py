@@ -158,6 +158,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.on_message_begin()  # makes uvicorn's scope, with what all requests of a connection share
         self.flow = Flow(transport)
         self._coalescing = CoalescingTransport(transport, self._coalescer, self._lingering_close)
         self._read_deadline.set(self._limits.header_timeout_s)
@@ -332,8 +333,7 @@ class Connection(HttpToolsProtocol):
         """Hand the request to the application, which starts in the next loop tick."""
         self._partial_head = b""
         self._read_deadline.clear()
-        self.on_message_begin()  # uvicorn's scope, with what all requests of a connection share
-        scope = {**self.scope, **request_scope(head)}
+        scope = {**self.scope, **request_scope(head), "state": self.app_state.copy()}
         if refusal is not None:
             scope[REFUSED] = refusal
         if self._slot.is_overflow:

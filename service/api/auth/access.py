@@ -126,7 +126,7 @@ METRICS = "/metrics"
 DOCS = frozenset({"/", "/docs", "/openapi.json"})
 # Method and path template of each route that changes the service.
 ADMIN = (("PUT", "/v1/layers/{layer}"), ("DELETE", "/v1/layers/{layer}"))
-_ADMIN = tuple((method, compile_path(path)[0]) for method, path in ADMIN)
+_ADMIN = {method: [compile_path(path)[0] for other, path in ADMIN if other == method] for method, _ in ADMIN}
 _SECRET = re.compile(rb"[\x21-\x7e]{1,512}")
 
 
@@ -192,7 +192,7 @@ class Access:
 
 
 def needs_admin(scope: Scope) -> bool:
-    return any(method == scope["method"] and path.match(scope["path"]) for method, path in _ADMIN)
+    return any(path.match(scope["path"]) for path in _ADMIN.get(scope["method"], ()))
 
 
 def presented(scope: Scope) -> bytes | None:
