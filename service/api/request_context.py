@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, Self, TypeVar
@@ -50,8 +51,8 @@ _SERVER_TIMING = b"decode;dur=%.3f, queue;dur=%.3f, compute;dur=%.3f, total;dur=
 MAX_HERE_S = 0.008
 # How much one request counts in what a byte of such bodies takes.
 LEARNT_SHARE = 1 / 8
-# Shorter text is decoded so fast that a wait in the decoding queue would not pay.
-QUEUED_TEXT_BYTES = 32 * 1024
+# Shorter text is decoded on the event loop in about a millisecond, or else takes its turn when it needs the helper process.
+QUEUED_TEXT_BYTES = 256 * 1024
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ class Reservation:
 
     def __init__(self, budget: ByteBudget, caller: Hashable = None) -> None:
         self._budget = budget
-        self._caller = object() if caller is None else caller
+        self._caller = caller
         self._num_bytes = 0
 
     def grow(self, num_bytes: int) -> None:
@@ -102,7 +103,7 @@ class Reservation:
         Freed later, they would refuse the other large bodies that arrive together with this one.
         """
         budget = self._budget
-        own = num_bytes + budget.by_caller.get(self._caller, 0)
+        own = num_bytes + (self._num_bytes if self._caller is None else budget.by_caller.get(self._caller, 0))
         left = budget.max_bytes - budget.num_bytes - num_bytes
         # It leaves as much as it holds, and a fifth of the budget, unless it is small: many medium ones do not fill all memory.
         if num_bytes and left < max(own, min(budget.max_bytes // 5, 16 * own)):
@@ -121,10 +122,11 @@ class Reservation:
     def _add(self, num_bytes: int) -> None:
         self._num_bytes += num_bytes
         self._budget.num_bytes += num_bytes
-        by_caller = self._budget.by_caller
-        held = by_caller[self._caller] = by_caller.get(self._caller, 0) + num_bytes
-        if not held:
-            del by_caller[self._caller]
+        if self._caller is not None:
+            by_caller = self._budget.by_caller
+            held = by_caller[self._caller] = by_caller.get(self._caller, 0) + num_bytes
+            if not held:
+                del by_caller[self._caller]
 
 
 class RequestContext:
@@ -243,8 +245,8 @@ class RequestContext:
         """Return the JSON object in `text`, parsed on the event loop or, if that takes long, by the helper process."""
         if parse_s(text) <= MAX_HERE_S:
             return parse(text, max_depth=self.limits.max_json_depth, max_numbers=self.limits.max_text_numbers)
-        # A body that is too small for the decoding queue may wait here for a large one.
-        work = self._requests.parser.parse(text, self._leave)
+        ask = functools.partial(self._requests.parser.parse, text, self._leave)
+        work = self._decoded_in_turn(ask) if self._turn is None else ask()
         return await self._within_deadline("was parsed or waited to be parsed", work)
 
     def _leave(self, exchange: asyncio.Future[Any]) -> None:

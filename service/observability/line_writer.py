@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import json
 import os
 import select
@@ -22,7 +23,11 @@ from service import __version__
 def timestamp(at_ns: int) -> str:
     """Return a time in nanoseconds since the epoch as ISO 8601 in UTC, to the microsecond."""
     second, micros = divmod(at_ns // 1000, 10**6)
-    return time.strftime(f"%Y-%m-%dT%H:%M:%S.{micros:06d}Z", time.gmtime(second))
+    return f"{_to_the_second(second)}.{micros:06d}Z"
+
+
+# Cached, because many lines share a second.
+_to_the_second = functools.lru_cache(2)(lambda second: time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second)))
 
 
 MAX_WAITING_BYTES = 2**16

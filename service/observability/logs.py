@@ -33,6 +33,8 @@ if not sys.modules["rich"]:
     del sys.modules["rich"]
 
 MAX_LINE_BYTES = 4096  # PIPE_BUF on Linux
+# Lines up to this size keep texts of any length.
+SHORT_LINE_BYTES = 1024
 MAX_TEXT_CHARS = 256
 MAX_TRACE_BYTES = 2800
 # In a window at most this many refusals of one kind have lines of their own; more are a flood.
@@ -209,18 +211,19 @@ def _render(_: Any, level: str, event: MutableMapping[str, Any]) -> bytes:
 def _line(level: str, event: str, fields: Iterable[tuple[str, Any]], at_ns: int) -> bytes:
     """Return one JSON line, whatever the values are; `at_ns` is nanoseconds since the epoch."""
     head: dict[str, Any] = {"timestamp": timestamp(at_ns), "level": level, "event": event, **_process}
-    for name, value in fields:
-        if value is not None:
-            # Inline, because most values are short: a call for each would be a fifth of the line's cost.
-            head[name] = value if type(value) is not str or len(value) <= MAX_TEXT_CHARS else _truncated(name, value)
+    head |= {name: value for name, value in fields if value is not None}
     line = _dumps(head)
+    if len(line) > SHORT_LINE_BYTES:  # only now, because a look at each value would be a fifth of a line's cost
+        line = _dumps({name: _truncated(name, value) for name, value in head.items()})
     if len(line) >= MAX_LINE_BYTES:
         line = _dumps({name: _shortened(value) for name, value in list(head.items())[:20]} | {"truncated": True})
     return line + b"\n"
 
 
-def _truncated(name: str, value: str) -> str:
-    """Cut a text: keep the end of a traceback, and the start of any other text, because these say most."""
+def _truncated(name: str, value: Any) -> Any:
+    """Cut a long text: keep the end of a traceback, and the start of any other text, because these say most."""
+    if not isinstance(value, str) or len(value) <= MAX_TEXT_CHARS:
+        return value
     if name == "exception":
         return value.encode(errors="replace")[-MAX_TRACE_BYTES:].decode(errors="ignore")
     return value[:MAX_TEXT_CHARS] + "…"

@@ -15,16 +15,16 @@ import collections
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, cast
 
 import prometheus_client
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, values
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest, values
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from service.api.outer_middleware import LayerTotals
-from service.observability.shared_values import SharedValues
+from service.observability.shared_values import Histogram, SharedValues, Value
 
 T = TypeVar("T", bound=MetricWrapperBase)
 Mode = Literal["livesum", "livemin", "livemax", "max"]
@@ -78,7 +78,9 @@ class Metrics(Collector):
         self.replacements.inc(self.values.is_replacement)
 
     def _make_request_series(self) -> None:
-        self.received = self.counter("received", "Requests received, except health checks and scrapes that do not fail")
+        self.received = _value_of(
+            self.counter("received", "Requests received, except health checks and scrapes that do not fail")
+        )
         self.requests = self.counter("requests", "Requests answered, by route and status", "route", "status")
         self.rejected = self.counter("rejected", "Requests answered with an error, by error code", "reason")
         self.cancelled = self.counter(
@@ -95,7 +97,7 @@ class Metrics(Collector):
         self.queue_seconds = self.histogram(
             "queue_seconds", "Time a request waits for its batch", TIME_BUCKETS, "layer"
         )
-        self.in_flight = self.gauge("in_flight_requests", "Requests being received, served or answered")
+        self.in_flight = _value_of(self.gauge("in_flight_requests", "Requests being received, served or answered"))
         self.masked_rows = self.counter(
             "masked_rows", "Query rows in answers that may attend to no key in at least one head"
         )
@@ -120,8 +122,8 @@ class Metrics(Collector):
             "filler_rows", "Rows of zeros added so that the bits of a row do not depend on the number of rows"
         )
         self.weights_bytes = self.counter("returned_weights_bytes", "Bytes of attention weights computed for answers")
-        self.queued_requests = self.gauge("queued_requests", "Requests waiting for a batch")
-        self.queued_bytes = self.gauge("queued_bytes", "Bytes of the tensors of waiting requests")
+        self.queued_requests = _value_of(self.gauge("queued_requests", "Requests waiting for a batch"))
+        self.queued_bytes = _value_of(self.gauge("queued_bytes", "Bytes of the tensors of waiting requests"))
         self.queue_standing = self.gauge(
             "queue_standing", "1 while a process sheds load because its queue stays long", mode="livemax"
         )
@@ -235,6 +237,11 @@ class Metrics(Collector):
                 kind = type(getattr(totals[layer], field))  # int or float
                 setattr(totals[layer], field, kind(sample.value))
         return totals
+
+
+def _value_of(series: Counter | Gauge) -> Value:
+    """Return the one value of a series without labels; the library's own calls take five times as long as the value's."""
+    return cast("Value", series._value)  # noqa: SLF001
 
 
 def _cached(series: T) -> T:

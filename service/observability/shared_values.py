@@ -9,6 +9,7 @@ or find no space: they are made again with what this process has counted.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import math
 import os
@@ -17,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import prometheus_client
 from prometheus_client.metrics_core import Metric
 from prometheus_client.mmap_dict import MmapedDict, mmap_key
 from prometheus_client.multiprocess import MultiProcessCollector
@@ -28,6 +30,14 @@ KINDS = ("counter", "histogram", "gauge_livesum", "gauge_livemin", "gauge_livema
 RESERVED_BYTES = 2**19
 # The most bytes that an entry of a file takes besides its key.
 _ENTRY_BYTES = 32
+
+
+class Histogram(prometheus_client.Histogram):
+    """The library's histogram, whose own search of the buckets takes 2 µs for 18; it takes no exemplars."""
+
+    def observe(self, amount: float, _: object = None) -> None:
+        self._sum.inc(amount)
+        self._buckets[bisect.bisect_left(self._upper_bounds, amount)].inc(1)
 
 
 class SharedValues:
@@ -43,17 +53,17 @@ class SharedValues:
         self.left = _left_in([path for path in self._paths.values() if path.exists()])
         """What that process counted, by sample, over all labels."""
         self._files: dict[str, _File] = {}
-        self._values: list[_Value] = []
-        self._changed: list[_Value] = []
+        self._values: list[Value] = []
+        self._changed: list[Value] = []
         self._tick = LoopTick(self.write)
         with contextlib.suppress(OSError):  # `restore` tries again and raises the error
             self._open()
 
-    def __call__(self, typ: str, *key: Any, multiprocess_mode: str = "", **_: object) -> _Value:
+    def __call__(self, typ: str, *key: Any, multiprocess_mode: str = "", **_: object) -> Value:
         """Return a value; `key` is what the library's key of a sample is made of: names, labels and help."""
         kind = f"{typ}_{multiprocess_mode}" if typ == "gauge" else typ
         assert kind in KINDS, f"{kind} has no file. This is a bug."
-        value = _Value(self, kind, mmap_key(*key))
+        value = Value(self, kind, mmap_key(*key))
         self._values.append(value)
         if (file := self._files.get(kind)) is not None:
             with contextlib.suppress(OSError):  # no space for another series: only this process has its value
@@ -61,7 +71,7 @@ class SharedValues:
                 value.file = file
         return value
 
-    def changed(self, value: _Value) -> None:
+    def changed(self, value: Value) -> None:
         self._changed.append(value)
         self._tick.ask()
 
@@ -153,7 +163,7 @@ class _File(MmapedDict):
         super()._init_value(key)  # type: ignore[no-untyped-call]
 
 
-class _Value:
+class Value:
     """One sample. prometheus_client calls `inc`, `set` and `get`; like the library, it keeps no exemplars in files."""
 
     __slots__ = ("_is_changed", "_values", "amount", "file", "key", "kind")
@@ -166,8 +176,11 @@ class _Value:
         self._values = values
         self._is_changed = False
 
-    def inc(self, amount: float) -> None:
-        self.set(self.amount + amount)
+    def inc(self, amount: float = 1) -> None:
+        self.amount += amount
+        if not self._is_changed:
+            self._is_changed = True
+            self._values.changed(self)
 
     def set(self, value: float) -> None:
         self.amount = value

@@ -49,7 +49,7 @@ class Telemetry:
 
     def answered(self, record: RequestRecord, total_s: float) -> None:
         metrics = self.metrics
-        metrics.in_flight.dec()
+        metrics.in_flight.inc(-1)
         metrics.requests.labels(record.route, str(record.status)).inc()
         metrics.request_seconds.labels(record.route).observe(total_s)
         if record.code is not None:
@@ -65,7 +65,7 @@ class Telemetry:
     def abandoned(self, record: RequestRecord, total_s: float) -> None:
         """Count a request whose client disconnected before the answer, by its stage (receiving, decoding, queued, sending)."""
         self.metrics.cancelled.labels(record.stage).inc()
-        self.metrics.in_flight.dec()
+        self.metrics.in_flight.inc(-1)
         record.code = "client_gone"
         log_request(request_fields(record, total_s))
 

@@ -112,6 +112,21 @@ def test_prometheus_client_makes_values_by_the_class_that_we_replace():
     )
 
 
+def test_prometheus_client_keeps_values_where_we_change_them(monkeypatch):
+    monkeypatch.setattr(values, "ValueClass", values.MutexValue)  # other tests replace it, as the service does
+    moved = "prometheus_client moved what service/observability/ changes without the library's own calls: "
+    made = prometheus_client.Histogram("made_for_a_test", "…", buckets=(1.0, 2.0), registry=None)
+    assert list(made._upper_bounds) == [1.0, 2.0, float("inf")], f"{moved}the bounds of a histogram"
+    assert [bucket.get() for bucket in made._buckets] == [0.0] * 3, f"{moved}its buckets are no longer apart"
+    assert made._sum.get() == 0.0, f"{moved}its sum"
+    for kind in (prometheus_client.Counter, prometheus_client.Gauge):
+        series = kind("made_for_a_test", "…", registry=None)
+        series._value.inc(2)
+        assert [sample.value for family in series.collect() for sample in family.samples][:1] == [2.0], (
+            f"{moved}the value of a {kind.__name__}"
+        )
+
+
 def test_prometheus_client_writes_the_files_that_our_values_reserve_space_for(tmp_path):
     moved = "prometheus_client moved what service/observability/shared_values.py extends in MmapedDict: "
     file = mmap_dict.MmapedDict(str(tmp_path / "counter_1.db"))

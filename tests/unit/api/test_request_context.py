@@ -242,6 +242,26 @@ async def test_a_body_that_is_being_parsed_keeps_its_bytes_and_its_place_when_it
 
 
 @with_setup
+async def test_a_small_body_that_needs_the_helper_process_takes_its_turn_in_the_decoding_queue(setup: Setup):
+    """The time that it takes there counts in what the queue forecasts for the next bodies."""
+    begun, may_end = threading.Event(), threading.Event()
+
+    def ask(body: Any) -> tuple[bytes, memoryview]:
+        begun.set()
+        assert may_end.wait(10)
+        return b'{"document": {}, "parts": []}', memoryview(b"")
+
+    setup.layer_requests.parser._ask = ask  # type: ignore[method-assign]
+    context, _ = await setup.context(1)
+    decoding = asyncio.ensure_future(context.decoded(lambda: context.parsed(b"[" * 2**20)))
+    await asyncio.to_thread(begun.wait, 10)
+    assert setup.bodies.num_bodies == 1
+    may_end.set()
+    assert await decoding == {}
+    assert setup.bodies.num_bodies == 0
+
+
+@with_setup
 async def test_the_deadline_ends_a_small_body_that_waits_for_the_helper_process(setup: Setup):
     is_over = threading.Event()
 

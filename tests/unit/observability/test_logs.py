@@ -143,6 +143,14 @@ def test_twenty_hostile_fields_still_fit_into_a_line(captured):
     assert len(captured.text.encode()) <= MAX_LINE_BYTES
 
 
+def test_a_long_line_cuts_its_long_texts_and_a_short_one_keeps_them(captured):
+    get_logger().info("short", text=500 * "a", number=1)
+    get_logger().info("long", text=2000 * "a", number=1)
+    short, long = captured.lines
+    assert (short["text"], short["number"]) == (500 * "a", 1)
+    assert (long["text"], long["number"]) == (256 * "a" + "…", 1)
+
+
 def test_an_exception_is_in_its_line_and_keeps_its_end(captured):
     def deep(depth):
         if depth:
