@@ -104,7 +104,7 @@ class App:
                 await asyncio.wait_for(self.settled.wait(), float(scope["query_string"][6:]))
                 status = 503
         self.metrics.requests.labels("/pid", str(status)).inc()
-        self.metrics.in_flight.dec()
+        self.metrics.in_flight.inc(-1)
         return status, str(os.getpid()).encode()
 
     async def lifespan(self, receive, send):
