@@ -75,8 +75,7 @@ class Stage(enum.Enum):
 class Deadline:
     """Calls `passed` once for each `set` that is neither cleared nor set again in time.
 
-    Every request of a connection moves its deadlines. So each has at most one timer on the loop, which is set again if it fires
-    too early.
+    It has at most one timer on the loop, set again if it fires too early, because every request of a connection moves it.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, passed: Callable[[], None]) -> None:
@@ -110,13 +109,11 @@ class Deadline:
 
     def _fire(self) -> None:
         self._timer, self._fires_at = None, math.inf
-        if self._due == math.inf:
-            return
-        if self._loop.time() < self._due:
+        if self._loop.time() >= self._due:
+            self._due = math.inf
+            self._passed()
+        elif self._due < math.inf:
             self._arm()
-            return
-        self._due = math.inf
-        self._passed()
 
 
 class Connection(HttpToolsProtocol):

@@ -59,5 +59,6 @@ def test_a_stopped_deadline_leaves_no_timer():
     watched = Watched()
     watched.deadline.set(10)
     watched.deadline.stop()
+    assert watched.clock.num_calls == 0
     watched.clock.advance(100)
     assert (watched.passed, watched.clock.num_calls) == ([], 0)
