@@ -136,9 +136,7 @@ class RequestContext:
         """Take the layer that `find` returns; raise what it raises, NotReady, or Draining after `LayerRequests.close`."""
         if requests.is_closed:
             raise Draining("the service is shutting down and accepts no new requests")
-        if (catalog := requests.layers.catalog) is None:
-            raise NotReady(requests.not_loaded())
-        self.layer = find(catalog, scope["path_params"])
+        self.layer = find(requests.catalog, scope["path_params"])
         self._requests = requests
         self.limits = requests.limits
         self.fields = fields_of(scope)
@@ -354,8 +352,8 @@ class LayerRequests:
         limits: RequestContextLimits,
         now: Callable[[], float],
     ) -> None:
-        self.layers = layers
-        self.not_loaded = not_loaded
+        self._layers = layers
+        self._not_loaded = not_loaded
         self.batcher = batcher
         self.bodies = bodies
         self.limits = limits
@@ -368,6 +366,13 @@ class LayerRequests:
         self.opened: set[RequestContext] = set()
         self.per_byte: dict[tuple[str, bool], tuple[float, float]] = {}
         """Tokens and flops of a byte in the last bodies, by layer and whether the bodies are binary."""
+
+    @property
+    def catalog(self) -> Catalog:
+        """The served layers; raises NotReady until all are loaded and checked."""
+        if self._layers.catalog is None:
+            raise NotReady(self._not_loaded())
+        return self._layers.catalog
 
     def note_cost(self, body_kind: tuple[str, bool], cost: Cost, num_bytes: int) -> None:
         """Record the cost of a request whose body had so many bytes."""

@@ -32,7 +32,7 @@ from service.attention.spec import LayerSpec
 from service.batching.batcher import Batcher
 from service.batching.decoding_queue import DecodingQueue
 from service.batching.engine_protocol import STUCK_CHECKS
-from service.errors import EngineDown, NotReady, ServiceError
+from service.errors import EngineDown, ServiceError
 from service.layers.catalog import Catalog, ServedLayer
 from service.layers.store import Store
 from service.limits import STEP_S, batch_limits, context_limits, queue_limits
@@ -118,9 +118,7 @@ class Service:
     @property
     def catalog(self) -> Catalog:
         """The served layers; raises NotReady until all are loaded and checked."""
-        if self._registry.catalog is None:
-            raise NotReady(self.readiness.reason)
-        return self._registry.catalog
+        return self.layer_requests.catalog
 
     async def start(self) -> None:
         """Start the tasks; return before the layers are loaded, but after the API keys are read."""
