@@ -103,7 +103,7 @@ class HttpTransport:
                 self._limits.add(limit)
                 return read_reply(await self._retried(call, limit.when() or math.inf, request_id), call.read)
         except TimeoutError as late:
-            # The retry library keeps the cause, a cancellation, until the next garbage collection.
+            # The retry library keeps the context, a cancellation, until the next garbage collection.
             (late.__context__ or late).with_traceback(None)
             error = DeadlineExceeded(f"no answer from {self._address} within {timeout_s} s")
             ended = ConnectionFailed("the client was closed before the answer came") if self._is_closed else error

@@ -106,6 +106,20 @@ class Held:
         assert self.may_go_on.wait(10)
 
 
+class HeldParsing:
+    """A helper process that parses until it is let go; every body is an empty object."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.begun, self.may_end = threading.Event(), threading.Event()
+        parser: Any = setup.layer_requests.parser
+        parser._ask = self._ask
+
+    def _ask(self, _: object) -> tuple[bytes, memoryview]:
+        self.begun.set()
+        assert self.may_end.wait(10)
+        return b'{"document": {}, "parts": []}', memoryview(b"")
+
+
 class Body:
     """What a weak reference can follow."""
 
@@ -210,14 +224,7 @@ async def test_a_disconnect_during_decoding_frees_its_entry(setup: Setup):
 @with_setup
 async def test_a_body_that_is_being_parsed_keeps_its_bytes_and_its_place_when_its_request_ends(setup: Setup, end):
     """The next body would wait for the helper process, outside of the queue and of the byte budget."""
-    begun, may_end = threading.Event(), threading.Event()
-
-    def ask(body: Any) -> tuple[bytes, memoryview]:
-        begun.set()
-        assert may_end.wait(10)
-        return b'{"document": {}, "parts": []}', memoryview(b"")
-
-    setup.layer_requests.parser._ask = ask  # type: ignore[method-assign]
+    parsing = HeldParsing(setup)
     timeout = {"x_request_timeout_ms": "50"} if end == "deadline" else {}
     context, messages = await setup.context(OFF_LOOP, **timeout)
 
@@ -226,7 +233,7 @@ async def test_a_body_that_is_being_parsed_keeps_its_bytes_and_its_place_when_it
             await context.decoded(lambda: context.parsed(b"[" * 2**20))
 
     serving = asyncio.ensure_future(serve())
-    await asyncio.to_thread(begun.wait, 10)
+    await asyncio.to_thread(parsing.begun.wait, 10)
     if end == "disconnect":
         messages.put_nowait({"type": "http.disconnect"})
     with pytest.raises(ClientGone if end == "disconnect" else DeadlineExceeded):
@@ -236,7 +243,7 @@ async def test_a_body_that_is_being_parsed_keeps_its_bytes_and_its_place_when_it
     waiting = asyncio.ensure_future(after.decoded(nothing))
     await asyncio.sleep(0.01)
     assert not waiting.done()
-    may_end.set()
+    parsing.may_end.set()
     assert await waiting
     assert setup.bodies.num_bytes == setup.layer_requests.intake.num_bytes == 0
 
@@ -244,37 +251,24 @@ async def test_a_body_that_is_being_parsed_keeps_its_bytes_and_its_place_when_it
 @with_setup
 async def test_a_small_body_that_needs_the_helper_process_takes_its_turn_in_the_decoding_queue(setup: Setup):
     """The time that it takes there counts in what the queue forecasts for the next bodies."""
-    begun, may_end = threading.Event(), threading.Event()
-
-    def ask(body: Any) -> tuple[bytes, memoryview]:
-        begun.set()
-        assert may_end.wait(10)
-        return b'{"document": {}, "parts": []}', memoryview(b"")
-
-    setup.layer_requests.parser._ask = ask  # type: ignore[method-assign]
+    parsing = HeldParsing(setup)
     context, _ = await setup.context(1)
     decoding = asyncio.ensure_future(context.decoded(lambda: context.parsed(b"[" * 2**20)))
-    await asyncio.to_thread(begun.wait, 10)
+    await asyncio.to_thread(parsing.begun.wait, 10)
     assert setup.bodies.num_bodies == 1
-    may_end.set()
+    parsing.may_end.set()
     assert await decoding == {}
     assert setup.bodies.num_bodies == 0
 
 
 @with_setup
 async def test_the_deadline_ends_a_small_body_that_waits_for_the_helper_process(setup: Setup):
-    is_over = threading.Event()
-
-    def ask(body: Any) -> Any:
-        assert is_over.wait(10)
-        return b'{"document": {}, "parts": []}', memoryview(b"")
-
-    setup.layer_requests.parser._ask = ask  # type: ignore[method-assign]
+    parsing = HeldParsing(setup)
     for _ in range(2):  # the first is being parsed, the second waits
         context, _ = await setup.context(1, x_request_timeout_ms="20")
         with pytest.raises(DeadlineExceeded, match="parsed"), context:
             await asyncio.wait_for(context.decoded(lambda: context.parsed(b"[" * 2**20)), 2)  # noqa: B023
-    is_over.set()
+    parsing.may_end.set()
 
 
 @pytest.mark.parametrize("end", ["disconnect", "deadline"])
