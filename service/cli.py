@@ -49,8 +49,8 @@ EXAMPLES = {
         '--request body.json --mask "lengths values=[3,5]" --scores masked --lse --json',
     ),
     "show": ('minilm-l3 --query q.npy --head 2 --tokens "the cat sat"', "--weights answer.npz --sequence 1"),
-    "compare": ("case.safetensors", "case.safetensors --local --scale 0.125"),
-    "golden": ("--out vectors", "--out vectors --local --seed 7"),
+    "compare": ("case.safetensors", "case.safetensors --scale 0.125"),
+    "golden": ("--out vectors", "--out vectors --seed 7"),
     "layers import": (
         "gpt2/ --layer 0 --name gpt2-l0",
         "model.safetensors --name mine --heads 8 --map query=q.weight key=k.weight value=v.weight output=o.weight",

@@ -1,4 +1,4 @@
-"""`attend`, `attention`, `show`, `compare` and `golden` commands: those that ask a service, or an engine in this process.
+"""`attend`, `attention`, `show`, `compare` and `golden` commands: those that ask a service.
 
 Invariants: `show` requests the weights itself, or reads those of an earlier answer, and draws one head. The user gives the words
 on the axes; there must be one for each row. The references of `golden` never come from the service, and its files are written
@@ -12,7 +12,6 @@ from typing import Annotated
 
 import typer
 
-from service.commands.layers import LAYERS_DIR
 from service.commands.options import CommandFailed, Url, console, service_url
 from service.errors import InvalidInput
 
@@ -36,8 +35,6 @@ AsJson = Annotated[bool, typer.Option("--json", help="print the answer as JSON, 
 ApiKey = Annotated[
     str | None, typer.Option("--api-key", envvar="ATTENTION_CLIENT_KEY", help="API key, if the service needs one")
 ]
-Local = Annotated[bool, typer.Option("--local", help="compute in this process instead of calling a service")]
-LayersDir = Annotated[Path, typer.Option("--layers-dir", envvar="ATTENTION_LAYERS_DIR", help="layers for --local")]
 
 
 def attend(
@@ -53,15 +50,13 @@ def attend(
     as_json: AsJson = False,
     url: Url = None,
     api_key: ApiKey = None,
-    local: Local = False,
-    layers_dir: LayersDir = LAYERS_DIR,
 ) -> None:
     """Send arrays through a layer, and print or save the answer."""
     from service.commands.arguments import request_body
     from service.commands.asking import asking
 
     body = request_body(request, {"query": query, "key": key, "value": value}, causal, mask, weights)
-    with asking(layers_dir if local else service_url(url), api_key) as ask:
+    with asking(service_url(url), api_key) as ask:
         reply = ask(layer, body)
     reply.report(out, as_json=as_json)
 
@@ -85,7 +80,6 @@ def attention(
     as_json: AsJson = False,
     url: Url = None,
     api_key: ApiKey = None,
-    local: Local = False,
 ) -> None:
     """Compute attention on arrays of your own, without a layer."""
     from service.commands.arguments import request_body
@@ -95,7 +89,7 @@ def attention(
     options: dict[str, object] = dict(layout=layout, num_heads=num_heads, num_kv_heads=num_kv_heads, scale=scale)
     options |= dict(softcap=softcap, scores=None if scores is None else {"stage": scores}, lse=lse or None)
     body |= {name: option for name, option in options.items() if option is not None}
-    with asking(Path() if local else service_url(url), api_key) as ask:
+    with asking(service_url(url), api_key) as ask:
         reply = ask(None, body)
     reply.report(out, as_json=as_json)
 
@@ -121,8 +115,6 @@ def show(
     legend: Annotated[bool, typer.Option("--legend", help="draw the marks * + . instead of colours")] = False,
     url: Url = None,
     api_key: ApiKey = None,
-    local: Local = False,
-    layers_dir: LayersDir = LAYERS_DIR,
 ) -> None:
     """Draw one head's attention weights as a heat map."""
     from service.commands.arguments import request_body
@@ -135,7 +127,7 @@ def show(
         drawn, title = stored_head(weights, sequence, head)
     else:
         body = request_body(request, {"query": query, "key": key, "value": value}, causal, mask)
-        with asking(layers_dir if local else service_url(url), api_key) as ask:
+        with asking(service_url(url), api_key) as ask:
             drawn = asked_head(ask, layer, body, sequence, head or 0)
         title = f"{layer}, head {head or 0}"
     print_map(drawn, tokens, key_tokens, title, use_legend=legend)
@@ -149,7 +141,6 @@ def compare(
     top: Annotated[int, typer.Option(min=1, help="how many readings to list, if fewer reproduce the output")] = 10,
     url: Url = None,
     api_key: ApiKey = None,
-    local: Local = False,
 ) -> None:
     """Find the conventions of the kernel that computed an output.
 
@@ -165,7 +156,7 @@ def compare(
 
     read = read_case(case)
     readings, output = readings_of(read, scale or []), read.tensors["output"]
-    with asking(Path() if local else service_url(url), api_key) as ask:
+    with asking(service_url(url), api_key) as ask:
         found = sorted(one for reading in readings for one in found_in(ask, reading, output.dtype))
     limit = tolerance(widened(output), output.dtype)
     count = sum(one.absolute <= limit for one in found)
@@ -188,7 +179,6 @@ def golden(
     seed: Annotated[int, typer.Option("--seed", min=0, max=2**64 - 1, help="seed of the inputs")] = 0,
     url: Url = None,
     api_key: ApiKey = None,
-    local: Local = False,
 ) -> None:
     """Write test vectors for kernels, and compare the service with them.
 
@@ -203,7 +193,7 @@ def golden(
     for one in made:
         one.write(out, seed)
     screen, shares = console(), []
-    with asking(Path() if local else service_url(url), api_key) as ask:
+    with asking(service_url(url), api_key) as ask:
         for one in made:
             vector, reply = one.vector, ask(None, one.body())
             lse_dtype = "float64" if vector.dtype == "float64" else "float32"

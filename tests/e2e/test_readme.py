@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from attention_client import Client, masks
 from tests import processes
 
 ROOT = Path(__file__).parents[2]
@@ -148,16 +149,14 @@ def test_a_layer_is_imported_listed_checked_and_called_as_the_readme_shows(tmp_p
 
     np.save(tmp_path / "x.npy", np.random.default_rng(0).standard_normal((4, 384), np.float32))
     ask = ["--query", str(tmp_path / "x.npy"), "--causal", "top_left", "--weights", "heads"]
-    served = run(
-        [COMMAND, "attend", "minilm-l3", *ask, "--out", str(tmp_path / "a.npz"), "--url", f"http://127.0.0.1:{port}"]
-    )
-    assert served.returncode == 0, served.stderr
-    local = run([COMMAND, "attend", "mine", *ask, "--out", str(tmp_path / "b.npz"), "--local", *there])
-    assert local.returncode == 0, local.stderr
-    a, b = np.load(tmp_path / "a.npz"), np.load(tmp_path / "b.npz")
-    assert a["weights"].shape == (12, 4, 4)
-    assert np.array_equal(a["output"], b["output"])
-    assert np.array_equal(a["weights"], b["weights"])
+    url = f"http://127.0.0.1:{port}"
+    asked = run([COMMAND, "attend", "minilm-l3", *ask, "--out", str(tmp_path / "a.npz"), "--url", url])
+    assert asked.returncode == 0, asked.stderr
+    with Client(url) as client, np.load(tmp_path / "a.npz") as found:
+        answer = client.attend("minilm-l3", np.load(tmp_path / "x.npy"), masks=[masks.causal()], weights="heads")
+        assert found["weights"].shape == (12, 4, 4)
+        assert np.array_equal(found["output"], answer.output)
+        assert np.array_equal(found["weights"], np.asarray(answer.weights))
 
 
 @pytest.mark.long
@@ -166,7 +165,7 @@ def test_a_layer_is_imported_listed_checked_and_called_as_the_readme_shows(tmp_p
     [
         (["layers", "import", "/nowhere", "--name", "x"], "attention-service: "),
         (["layers", "check", "../x", "/nowhere"], "a layer's name"),
-        (["attend", "x", "--query", "/nowhere.npy", "--local"], "nowhere.npy cannot be read"),
+        (["attend", "x", "--query", "/nowhere.npy"], "nowhere.npy cannot be read"),
         (["attend", "x", "--query", "README.md", "--request", "README.md"], "either --query"),
         (["show", "minilm-l3", "--request", "examples/animal.json", "--url", "http://127.0.0.1:9"], "no answer"),
         (["serve", "--layers-dir", "/nowhere"], "ATTENTION_LAYERS_DIR"),
