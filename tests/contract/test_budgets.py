@@ -6,11 +6,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 # Aims: 15,000 lines of service/, 1,200 more for attention without a layer, 800 for the first hour; 900 and 600 of the client.
 # The figures are what there is, so that they do not grow unnoticed; docs/decisions.md says why they are above the aims. Beyond
-# those, 170 lines are for the axes and offsets of masks, 350 for `compare`, which finds the conventions of a kernel, 290 for
-# `golden`, which writes test vectors and their reference, and 140 for goodput in an overload.
-MAX_SERVICE_LINES = 18_479
-# 286 of the client are for the conventions of other systems, 16 for the warning of another major version.
-MAX_CLIENT_LINES = 1_829
+# those, 170 lines are for the axes and offsets of masks, and 140 for goodput in an overload.
+MAX_SERVICE_LINES = 17_329
+# 286 of the client are for the conventions of other systems, 16 for the warning of another major version, 1,190 for its command
+# line, with `compare` (350), which finds the conventions of a kernel, and `golden` (290), which writes test vectors.
+MAX_CLIENT_LINES = 3_019
 MAX_BENCHMARK_LINES = 2_000
 MAX_FUNCTION_LINES = 40
 

@@ -13,10 +13,10 @@ import torch
 from safetensors import safe_open
 from typer.testing import CliRunner
 
-from service.cli import app
-from service.commands import asking
-from service.commands.golden_vectors import VECTORS
-from service.errors import ServiceError
+from attention_client.cli import asking, commands
+from attention_client.cli.app import app
+from attention_client.cli.golden_vectors import VECTORS
+from attention_client.errors import ServiceError
 from tests import oracle
 
 pytestmark = pytest.mark.usefixtures("service")
@@ -124,7 +124,7 @@ def test_a_file_names_the_hash_of_its_inputs(directory, name):
     data = b"".join(tensors[name].contiguous().view(-1).view(torch.uint8).numpy().tobytes() for name in inputs)
     assert about["sha256"] == hashlib.sha256(data).hexdigest()
     assert (about["name"], about["seed"]) == (name, 0)
-    assert {"attention-service", "numpy"} == about["made_by"].keys()
+    assert {"attention-service-client", "numpy"} == about["made_by"].keys()
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_a_wrong_answer_ends_with_exit_code_1_and_names_the_vector(tmp_path, mon
     def changed(reply):
         return asking.Reply(reply.arrays | {name: change(reply.arrays[name])}, {})
 
-    monkeypatch.setattr(asking, "asking", wrong(changed))
+    monkeypatch.setattr(commands, "asking", wrong(changed))
     with pytest.raises(ServiceError, match=rf"the service's {name} of \w+ is off by .* times the tolerance"):
         run("--out", tmp_path)
 

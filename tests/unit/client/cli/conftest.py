@@ -12,7 +12,7 @@ import httpx2
 import pytest
 
 import attention_client
-from service.commands import asking
+from attention_client.cli import asking
 from service.observability.logs import configure_logs
 from tests.integration.running import LAYERS, prepare, running
 from tests.receive_cycle import without_transport

@@ -5,24 +5,26 @@ Invariants: Arrays travel as base64, so no digit is lost. An error is one senten
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-import orjson
-import pybase64
 import typer
 
-from attention_client import BadAnswer, Client, ServiceError
 from attention_client.answer import EXTRAS
 from attention_client.arrays import VALUES, bits_dtype
+from attention_client.cli.terminal import console
+from attention_client.errors import BadAnswer, ClientError, ConnectionFailed, InvalidInput, ServiceError
 from attention_client.options import without_password
-from service.commands.options import CommandFailed, console
-from service.errors import InvalidInput
+from attention_client.sync_client import Client
 
+URL = "http://127.0.0.1:8000"
 TIMEOUT_S = 60.0
+_REMEDY = " Start one with `attention-service serve`, or give the address of another with --url."
 _FOREIGN = "a field of the answer is missing or has another type"
 
 
@@ -54,7 +56,7 @@ class Reply(NamedTuple):
             self._write(out)
         if as_json:
             lists = {name: _lists(array) for name, array in self.arrays.items()}
-            typer.echo(orjson.dumps(lists | self.facts).decode())
+            typer.echo(_json_text(lists | self.facts))
             return
         screen = console()
         for name, array in self.arrays.items():
@@ -79,21 +81,25 @@ Ask: TypeAlias = Callable[[str | None, dict[str, Any]], Reply]
 
 
 @contextlib.contextmanager
-def asking(url: str, api_key: str | None = None) -> Iterator[Ask]:
-    """Yield a function that sends one body after another, over one client. Layer None is attention on the body's own tensors.
+def asking(url: str | None, api_key: str | None = None) -> Iterator[Ask]:
+    """Yield a function that sends one body after another, over one client; without a `url` to the service of this machine.
 
-    The function raises CommandFailed with the service's message, or with that of the client.
+    Layer None is attention on the body's own tensors. The function raises ClientError with the service's message, or with
+    that of the client.
     """
     try:
         # One attempt: a user at a terminal sees the error at once and can retry.
-        with Client(url, timeout_s=TIMEOUT_S, attempts=1, api_key=api_key) as client:
+        with Client(url or URL, timeout_s=TIMEOUT_S, attempts=1, api_key=api_key) as client:
             yield lambda layer, body: _reply(
                 client.attention_json(body) if layer is None else client.attend_json(layer, body)
             )
     except BadAnswer as error:
-        raise CommandFailed(f"{without_password(url)} does not answer as the service does: {error.message}") from None
+        where = without_password(url or URL)
+        raise ClientError(f"{where} does not answer as the service does: {error.message}") from None
     except ServiceError as error:
-        raise CommandFailed((f"{error.status} {error.code}: " if error.status else "") + error.message) from None
+        known = f"{error.status} {error.code}: " if error.status else ""
+        is_nobody_there = isinstance(error, ConnectionFailed) and not error.status and not url
+        raise ClientError(known + error.message + (_REMEDY if is_nobody_there else "")) from None
 
 
 def _reply(found: dict[str, Any]) -> Reply:
@@ -108,8 +114,8 @@ def _reply(found: dict[str, Any]) -> Reply:
     fields |= {name: found[name] for name in EXTRAS if found.get(name) is not None}
     facts = {name: value for name, value in found.items() if name not in ("output", "weights", *EXTRAS)}
     try:
-        orjson.dumps(facts)
-    except orjson.JSONEncodeError:  # a number or a text that the command could not print
+        _json_text(facts).encode()
+    except ValueError:  # a number or a text that the command could not print
         raise BadAnswer(_FOREIGN) from None
     return Reply({name: _array(field) for name, field in fields.items()}, facts)
 
@@ -119,10 +125,15 @@ def _array(field: Any) -> np.ndarray:
     match field:
         case {"dtype": str(name), "shape": list(shape), "data": str(data)} if name in VALUES:
             with contextlib.suppress(TypeError, ValueError, OverflowError):
-                bits = np.frombuffer(pybase64.b64decode(data), bits_dtype(name)).reshape(shape)
+                bits = np.frombuffer(base64.b64decode(data), bits_dtype(name)).reshape(shape)
                 # NumPy has no bfloat16; a float32 with the same upper bits is the same number.
                 return (bits.astype("<i4") << 16).view("<f4") if name == "bfloat16" else bits
     raise BadAnswer(_FOREIGN)
+
+
+def _json_text(fields: dict[str, Any]) -> str:
+    """Return the fields as JSON without blanks; ValueError for a number that JSON lacks."""
+    return json.dumps(fields, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def _lists(array: np.ndarray) -> Any:

@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from attention_client.arrays import Raw, write
-from service.cli import app
-from service.commands.case_file import errors, rounded, widened
-from service.errors import ServiceError
+from attention_client.cli.app import app
+from attention_client.cli.case_file import errors, rounded, widened
+from attention_client.errors import ServiceError
 from tests import oracle
 
 pytestmark = pytest.mark.usefixtures("service")

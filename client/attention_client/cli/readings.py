@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from service.attention.reference import added_by, scaled_dot_product
-from service.commands.arguments import tensor_field
-from service.commands.asking import Ask
-from service.commands.case_file import LAYOUTS, TENSORS, CaseFile, errors, widened
-from service.errors import InvalidInput
+from attention_client.cli.arguments import tensor_field
+from attention_client.cli.asking import Ask
+from attention_client.cli.case_file import LAYOUTS, TENSORS, CaseFile, errors, widened
+from attention_client.cli.reference import added_by, scaled_dot_product
+from attention_client.errors import InvalidInput
 
 AXES = {1: ("s",), 2: ("ls", "bs"), 3: ("hls", "bls"), 4: ("bhls",)}
 Arrays = dict[str, np.ndarray]

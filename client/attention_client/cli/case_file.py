@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import orjson
 
 from attention_client.arrays import Raw, bits_dtype, read
-from service.errors import InvalidInput
+from attention_client.errors import InvalidInput
 
 TENSORS = ("query", "key", "value", "output")
 # The layouts of tensors that are not packed, by their number of axes.
@@ -41,9 +41,9 @@ def read_case(path: Path) -> CaseFile:
     try:
         body = path.read_bytes()
         tensors, metadata = read(body)
-        request = orjson.loads(metadata.get("request", "{}"))
+        request = json.loads(metadata.get("request", "{}"))
         if "golden" in metadata:  # a vector of the command `golden`; `compare` finds its masks itself
-            request = dict(orjson.loads(metadata["golden"])["request"])
+            request = dict(json.loads(metadata["golden"])["request"])
             del request["masks"], request["lse"]
     except OSError as error:
         raise InvalidInput(f"{path} cannot be read: {error.strerror}") from None
