@@ -1,6 +1,6 @@
 """`health` command: asks the service on this machine or in this container whether it is ready.
 
-Must not import: torch, httpx2, because a check runs every few seconds.
+Must not import: torch, because a check runs every few seconds.
 Invariants: The exit code is the answer, and one line describes the state. The command needs no shell, no curl and no key. By
 default it derives the address from the service's settings. It follows no redirect.
 """

@@ -44,7 +44,7 @@ BELOW["worker"] = {
     "supervisor",
 }
 BELOW["app"] = BELOW["worker"] | {"worker"}
-BELOW["commands"] = BELOW["app"] | {"app", "wire"}
+BELOW["commands"] = BELOW["app"] | {"app"}
 BELOW["cli"] = {"commands"}
 BELOW["__main__"] = {"cli"}
 # Few enough to be read at one look.
@@ -99,6 +99,12 @@ def test_a_room_imports_no_forbidden_library(room, forbidden):
     for path in (SERVICE / room).rglob("*.py"):
         known = {name.split(".")[0] for name in imports_of(path)}
         assert not known & forbidden, path
+
+
+def test_the_service_imports_nothing_of_its_client():
+    assert not [
+        path for path in MODULES if {name.split(".")[0] for name in imports_of(path)} & {"attention_client", "httpx2"}
+    ]
 
 
 @pytest.mark.parametrize("path", sorted(CLIENT.rglob("*.py")), ids=lambda path: str(path.relative_to(CLIENT)))
