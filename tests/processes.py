@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 import httpx2
+import pytest
 
 
 def environment(**settings: object) -> dict[str, str]:
@@ -67,6 +68,14 @@ def end_children(within_s: float, but: Collection[int] = ()) -> dict[int, str]:
         left = new()  # what a killed one leaves is adopted
         all_left |= left
     return all_left
+
+
+def openpty() -> tuple[int, int]:
+    """Both ends of a new terminal; the test is skipped where there is no /dev/pts, as in some containers."""
+    try:
+        return os.openpty()
+    except OSError:
+        pytest.skip("terminals need /dev/pts")
 
 
 def free_port() -> int:
