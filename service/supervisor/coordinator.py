@@ -22,7 +22,7 @@ from service.supervisor.status import Change, DesiredState, Outcome, Phase, Serv
 # Six missed pings.
 MAX_AGE_S = 6.0
 # If no process reports for longer, the coordinator itself was paused: every live process reports more often.
-PAUSE_S = 2.0
+STOPPED_S = 2.0
 # The author gets its error when every process has acknowledged that its rollout is aborted, or after this time.
 ABORT_S = 2.0
 
@@ -73,7 +73,7 @@ class Coordinator:
         if member is None:
             return
         pause_s = self._time() - self._reported_at
-        if pause_s > PAUSE_S:
+        if pause_s > STOPPED_S:
             self._paused_s += pause_s
         before, member.status = member.status, status
         member.reported_at = self._reported_at = self._time()

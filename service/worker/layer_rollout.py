@@ -30,7 +30,7 @@ from service.worker.control_channel import ControlChannel
 from service.worker.layer_registry import LayerRegistry
 
 # The coordinator aborts a change after `timeout_s`. If no answer has arrived this much later, the change is withdrawn.
-ANSWER_S = 10.0
+REPLY_S = 10.0
 
 
 class LayerRollout:
@@ -111,7 +111,7 @@ class LayerRollout:
         self._ended = asyncio.get_running_loop().create_future()
         self._channel.report(change=Change(self._number, name, digest, seen, self._timeout_s))
         try:
-            async with asyncio.timeout(self._timeout_s + ANSWER_S):
+            async with asyncio.timeout(self._timeout_s + REPLY_S):
                 outcome, catalog = await self._ended
         except TimeoutError:
             raise NotReady(
