@@ -25,7 +25,7 @@ from service.errors import (
 from service.layers.catalog import NOT_SERVED, Catalog, ServedLayer
 from service.layers.store import NAME
 from service.observability.telemetry import Telemetry
-from service.supervisor.status import Change, DesiredState, Outcome, Phase
+from service.supervisor.status import Change, DesiredState, Phase, RolloutOutcome
 from service.worker.control_channel import ControlChannel
 from service.worker.layer_registry import LayerRegistry
 
@@ -44,7 +44,9 @@ class LayerRollout:
         self._telemetry = telemetry
         self._timeout_s = timeout_s
         self._number = 0
-        self._ended: asyncio.Future[tuple[Outcome, Catalog | None]] | None = None  # set while a change is in progress
+        self._ended: asyncio.Future[tuple[RolloutOutcome, Catalog | None]] | None = (
+            None  # set while a change is in progress
+        )
         self._is_closed = False
 
     def check(self) -> None:
