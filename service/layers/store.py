@@ -8,7 +8,7 @@ tensors, values and digest are checked. Pickle is never tried. A failure of a la
 Metadata: one key `spec`, a JSON object of the spec's fields and `source`, `family`, `digest`, `format_version`.
 
 Digest: "sha256:" and the hex of SHA-256 over (1) the length of the header, 8 bytes little-endian; (2) the header: ASCII
-JSON, sorted keys, no spaces, {"spec": the spec's fields, `biases` sorted; "tensors": [[name, dtype, shape] by name]}
+JSON, sorted keys, no spaces, {"spec": `LayerSpec.to_json()`, `biases` sorted; "tensors": [[name, dtype, shape] by name]}
 with dtypes named as in safetensors (F32 ...); (3) each tensor's bytes in that order, C order, little-endian, no gaps.
 """
 
