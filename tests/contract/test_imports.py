@@ -134,10 +134,6 @@ def test_only_the_locustfile_imports_locust():
     assert knowing == {"locustfile.py"}
 
 
-def test_the_load_test_is_at_most_700_lines():
-    assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in LOADTEST.rglob("*.py")) <= 700
-
-
 def test_only_settings_reads_the_environment():
     """The supervisor gives all of its own to the workers, and looks at nothing in it."""
     handed_on = {"processes.py": 1}
