@@ -33,7 +33,7 @@ def build(service: Service) -> OuterMiddleware:
         is_metrics_open=settings.open_metrics,
         are_docs_open=settings.docs,
     )
-    endpoints = hot_endpoints(service.layer_requests)
+    endpoints = hot_endpoints(service.shared)
     hot = [Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()]  # called without FastAPI
     app.router.routes.extend(hot)
     service.telemetry.routes_known([route.path for route in hot])

@@ -26,7 +26,6 @@ from service.settings import load_settings
 from service.worker.service import Service
 from tests import processes
 from tests.doubles import LocalChannel, lone_metrics
-from tests.receive_cycle import without_transport
 
 ADMIN_KEY = "the-admins-own"
 
@@ -140,7 +139,7 @@ async def running(
     async with (
         lifespan(edge),
         httpx2.AsyncClient(
-            transport=httpx2.ASGITransport(app=without_transport(edge)),
+            transport=httpx2.ASGITransport(app=edge),
             base_url="http://service",
             timeout=30,
             headers=headers,

@@ -298,7 +298,7 @@ def test_a_thread_that_does_not_end_delays_the_end_by_at_most_the_time_for_all_t
             if hangs == "engine":
                 monkeypatch.setattr(service.engine, "close", hang)
             else:
-                checking = asyncio.ensure_future(service.layer_requests.run_off_loop(hang))
+                checking = asyncio.ensure_future(service.shared.run_off_loop(hang))
                 await turns()
         assert not service.is_over()
         assert ended == []
