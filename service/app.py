@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
+import sys
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 
+import torch
 from fastapi import FastAPI
 from starlette.routing import Route
 
@@ -18,9 +23,35 @@ from service.api.outer_middleware import OuterMiddleware, raise_again
 from service.api.routes import make_admin_router, make_layers_router, make_operations_router
 from service.http.asgi import Application
 from service.limits import hosts, rate_limiter
+from service.observability.logs import configure_logs
+from service.observability.metrics import Metrics
+from service.observability.telemetry import Telemetry
 from service.observability.tracing import RequestSpans
-from service.settings import listed
+from service.settings import listed, load_settings
+from service.worker.local_channel import LocalChannel
 from service.worker.service import Service
+
+
+def create() -> Application:
+    """Return the ASGI application of one process for another host, as `uvicorn --factory service.app:create`.
+
+    The environment has its settings. The host needs the lifespan protocol; addresses, TLS, connections and the number of
+    processes are its own. A fault ends the process with SIGTERM, so that the host replaces it.
+    """
+    settings, channel = load_settings(), LocalChannel()
+    configure_logs(settings.log_level, worker=0)
+    torch.set_num_threads(settings.compute_threads)
+
+    def leave(_: int) -> None:
+        if channel.status.start_error:
+            sys.stderr.write(f"{channel.status.start_error}\n")
+        signal.raise_signal(signal.SIGTERM)
+
+    service = Service(
+        settings, Telemetry(Metrics(Path(os.devnull), 0)), channel, leave
+    )  # metrics of this process alone
+    service.readiness.port_opened()
+    return build(service)
 
 
 def build(service: Service) -> OuterMiddleware:

@@ -23,9 +23,10 @@ from service.errors import ServiceError
 from service.layers.store import Store, StoredLayer
 from service.observability.telemetry import Telemetry
 from service.settings import load_settings
+from service.worker.local_channel import LocalChannel
 from service.worker.service import Service
 from tests import processes
-from tests.doubles import LocalChannel, lone_metrics
+from tests.doubles import lone_metrics
 
 ADMIN_KEY = "the-admins-own"
 

@@ -32,8 +32,9 @@ from service.observability.telemetry import Telemetry
 from service.settings import load_settings
 from service.supervisor.status import State
 from service.supervisor.supervisor import EXIT_ENGINE_DOWN, EXIT_FAILED, EXIT_REFUSED
+from service.worker.local_channel import LocalChannel
 from service.worker.service import Service, watch_loads
-from tests.doubles import LocalChannel, lone_metrics, turns
+from tests.doubles import lone_metrics, turns
 from tests.unit.layers.checkpoints import stored
 
 DOWN = EngineDown("the device failed")
