@@ -12,12 +12,13 @@ from pathlib import Path
 
 import torch
 from fastapi import FastAPI
+from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 from service import __version__
 from service.api.attend_route import hot_endpoints
 from service.api.auth.access import Access, CrossOrigin
-from service.api.model_routes import make_models_router
+from service.api.inference_routes import make_inference_router
 from service.api.openapi.pages import RootForBrowsers, make_docs_router
 from service.api.outer_middleware import OuterMiddleware, raise_again
 from service.api.routes import make_admin_router, make_layers_router, make_operations_router
@@ -101,10 +102,10 @@ def _application(service: Service) -> FastAPI:
         openapi_url=None,  # and so no pages of FastAPI's; `openapi/pages.py` has ours
         lifespan=lifespan,
         redirect_slashes=False,  # a redirect would be built from the caller's Host header
-        exception_handlers={Exception: raise_again},
+        exception_handlers={Exception: raise_again, HTTPException: raise_again},
         # `observability/tracing.py` makes the spans. FastAPI sees neither the hot routes nor what is refused before the routing.
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
-    for make_router in (make_operations_router, make_layers_router, make_admin_router, make_models_router):
+    for make_router in (make_operations_router, make_layers_router, make_admin_router, make_inference_router):
         app.include_router(make_router(service))
     return app

@@ -100,7 +100,8 @@ class Reservation:
         budget = self._budget
         own = num_bytes + (self._num_bytes if self._caller is None else budget.by_caller.get(self._caller, 0))
         left = budget.max_bytes - budget.num_bytes - num_bytes
-        # It leaves as much as it holds, and a fifth of the budget, unless it is small: many medium ones do not fill all memory.
+        # At least `own` bytes must stay free, and a fifth of the budget, or 16 times `own` where that is less. So medium bodies,
+        # however many, do not fill the budget, and small ones still fit.
         if num_bytes and left < max(own, min(budget.max_bytes // 5, 16 * own)):
             held = budget.num_bytes
             self.release()
