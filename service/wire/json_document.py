@@ -109,15 +109,12 @@ def _check_text(body: bytes | bytearray, max_numbers: int) -> int:
     spans = list(zip([0, *marks[1::2]], [*marks[::2], len(body)], strict=False)) if is_clear else [(0, len(body))]
     _check(sum([end - start for start, end in spans]), "bytes outside strings", most, max_numbers)
     outside = b"".join([body[start:end] for start, end in spans])
-    num_lists = 0
     for what, mark, numbers, least in _MARKS:
-        found = _count(outside, mark)
-        _check(found, what, max(least, int(max_numbers / numbers)), max_numbers)
-        num_lists = num_lists or found
+        _check(_count(outside, mark), what, max(least, int(max_numbers / numbers)), max_numbers)
     if len(outside) > _FEW_DIGITS_BYTES:
         what, most = "digits beyond the 18th of a number", max(2**14, max_numbers // 8)
         _check(_count_long_digits(outside), what, most, max_numbers)
-    return num_lists
+    return _count(outside, "[")
 
 
 def _bytes_of(body: bytes | bytearray) -> npt.NDArray[np.uint8]:
