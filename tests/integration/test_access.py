@@ -356,12 +356,11 @@ async def test_a_star_allows_any_origin(service):
 
 def test_the_python_client_sends_its_key(served, keys):
     async def story(service):
-        edge = service.client._transport
-        async with AsyncClient("http://service", api_key=USER, transport=edge) as client:
+        async with AsyncClient("http://service", api_key=USER, transport=service.transport) as client:
             assert [layer.name for layer in await client.layers()] == ["cross", "small", "zero"]
             assert (await client.attend_json("small", X))["masked_rows"] == 0
         for key in (None, "wrong"):
-            async with AsyncClient("http://service", api_key=key, transport=edge) as client:
+            async with AsyncClient("http://service", api_key=key, transport=service.transport) as client:
                 with pytest.raises(Unauthorized) as refused:
                     await client.layers()
                 assert refused.value.status == 401

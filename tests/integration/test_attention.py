@@ -298,8 +298,7 @@ async def test_the_client_sends_every_option_and_returns_the_same_bits(service):
         scores={"stage": "capped"},
         weights={"form": "heads", "heads": [1]},
     )
-    transport = service.client._transport
-    async with AsyncClient("http://service", transport=transport) as client:
+    async with AsyncClient("http://service", transport=service.transport) as client:
         found = await client.attention(
             **tensors,
             **options,

@@ -27,7 +27,7 @@ async def processes(directory, count=2, **changed):
             options = {"heartbeat_s": 1.0, "wait": False, "admin": True, **changed}
             started.append(await stack.enter_async_context(running(directory, channel=channel, **options)))
         for process in started:
-            await process.until(lambda process=process: process.service._registry.applied.version)
+            await process.until(lambda process=process: process.channel.status.version)
         for process in started:
             await process.until(lambda process=process: process.service.why_not_ready() is None)
         yield started
@@ -155,7 +155,7 @@ def test_after_an_unload_queued_requests_are_answered_and_new_ones_are_not_found
 def test_an_unloaded_layer_frees_its_memory(service, store):
     async def story(one):
         async def device_bytes() -> float:
-            return (await one.samples())['attention_device_memory_bytes{device="cpu"}']
+            return float((await one.samples())['attention_device_memory_bytes{device="cpu"}'])
 
         async def until(is_right) -> None:
             async with asyncio.timeout(10):
@@ -240,7 +240,6 @@ def test_a_file_swapped_during_prepare_is_a_409_and_nothing_changes_D1(service, 
         assert (await outputs(one), await outputs(two)) == before
         for process in both:
             assert process.refusals == []
-            assert not [task for task in process.service._tasks if task.done()]
             assert (await process.client.get("/readyz")).status_code == 200
         store.save(small_layer("small", scale=0.125))
         assert (await two.client.put(PATH)).status_code == 200
@@ -258,13 +257,13 @@ def test_a_disconnect_aborts_the_rollout_and_frees_the_lock(service, store, meth
         release = hold(two)
         leave = asyncio.Event()
         changing = asyncio.ensure_future(request_until(leave, one, method, body))
-        await one.until(lambda: one.service._registry.applied.phase is not Phase.SETTLED)
+        await one.until(lambda: one.has_reached(Phase.PREPARE))
         leave.set()
         assert await changing == []
-        await one.until(lambda: one.service._registry.applied.phase is Phase.SETTLED)
+        await one.until(lambda: one.has_reached(Phase.SETTLED))
         assert "small" in one.service.catalog.names()
         release()
-        await two.until(lambda: two.service._registry.applied.version == one.service._registry.applied.version)
+        await two.until(lambda: two.has_reached(Phase.SETTLED))
         assert (await outputs(one), await outputs(two)) == before
         samples = await one.samples()
         assert samples['attention_cancelled_total{stage="receiving"}'] == 1
@@ -309,7 +308,7 @@ async def request_until(leave, process, method, body):
         "query_string": b"",
         "root_path": "",
     }
-    await process.client._transport.app(scope, receive, send)
+    await process.transport.app(scope, receive, send)
     return sent
 
 
@@ -319,11 +318,11 @@ def test_a_process_that_starts_with_a_changed_file_is_unready_and_serves_the_oth
     async def main():
         coordinator = Coordinator(2, time.monotonic)
         async with running(tmp_path, channel=LocalChannel(coordinator, pid=1), admin=True, wait=False) as one:
-            await one.until(lambda: one.service._registry.applied.version)
+            await one.until(lambda: one.channel.status.version)
             for name in ("small", "zero"):
                 store.save(small_layer(name, scale=0.25, add_zero_attn=name == "zero"))
             async with running(tmp_path, channel=LocalChannel(coordinator, pid=2), admin=True, wait=False) as two:
-                await two.until(lambda: two.service._registry.applied.version)
+                await two.until(lambda: two.channel.status.version)
                 ready = await two.client.get("/readyz")
                 assert (ready.status_code, ready.json()["code"]) == (503, "not_ready")
                 assert "not the version that is served" in ready.json()["detail"]
@@ -347,7 +346,7 @@ def test_a_draining_process_refuses_rollouts_and_aborts_its_own(service, store):
         before = await outputs(one)
         deafen(two)
         changing = asyncio.ensure_future(one.client.put(PATH))
-        await one.until(lambda: one.service._registry.applied.phase is Phase.PREPARE)
+        await one.until(lambda: one.has_reached(Phase.PREPARE))
         one.service.begin_drain()
         assert ((await changing).status_code, (await changing).json()["code"]) == (503, "draining")
         assert (await one.client.delete(PATH)).json()["code"] == "draining"
