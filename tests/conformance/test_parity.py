@@ -65,7 +65,7 @@ def answers(tmp_path_factory) -> dict[object, np.ndarray]:
 
 def asked(attention, arguments):
     async def ask():
-        transport = attention.service.client._transport
+        transport = attention.service.transport
         async with AsyncClient("http://service", transport=transport) as client:
             return await client.attention(**arguments)
 

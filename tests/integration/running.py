@@ -23,6 +23,7 @@ from service.errors import ServiceError
 from service.layers.store import Store, StoredLayer
 from service.observability.telemetry import Telemetry
 from service.settings import load_settings
+from service.supervisor.status import Phase
 from service.worker.local_channel import LocalChannel
 from service.worker.service import Service
 from tests import processes
@@ -79,11 +80,17 @@ class Running:
     refusals: list[str]
     channel: LocalChannel
     application: OuterMiddleware
+    transport: httpx2.ASGITransport
 
     @property
     def engine(self) -> HeldEngine:
         assert isinstance(self.service.engine, HeldEngine)
         return self.service.engine
+
+    def has_reached(self, phase: Phase) -> bool:
+        """Whether the desired state is in this phase, and this process has reported that it has applied it."""
+        desired = self.channel.service.desired
+        return desired.phase is phase and self.channel.status.version == desired.version
 
     async def attend(self, body: dict, layer: str = "small", **kwargs) -> httpx2.Response:
         return await self.client.post(f"/v1/layers/{layer}/attend", json=body, **kwargs)
@@ -137,18 +144,14 @@ async def running(
     service = Service(settings, telemetry, channel, leave, HeldEngine, restore)
     edge = build(service)
     headers = {"x-api-key": ADMIN_KEY} if admin else {}
+    transport = httpx2.ASGITransport(app=edge)
     async with (
         lifespan(edge),
-        httpx2.AsyncClient(
-            transport=httpx2.ASGITransport(app=edge),
-            base_url="http://service",
-            timeout=30,
-            headers=headers,
-        ) as client,
+        httpx2.AsyncClient(transport=transport, base_url="http://service", timeout=30, headers=headers) as client,
     ):
         if listens:
             service.readiness.port_opened()
-        found = Running(client, service, refusals, channel, edge)
+        found = Running(client, service, refusals, channel, edge, transport)
         if wait:
             await found.until(lambda: _is_ready(service))
         yield found

@@ -85,10 +85,12 @@ def test_A2_every_route_of_the_application_and_of_the_page_needs_a_key_but_the_o
             for asked in {method, "HEAD", "OPTIONS", "GET", "POST"}:
                 answer = await service.client.request(asked, filled(path))
                 assert (answer.status_code == 401) == (path not in OPEN | DOCS), (asked, path)
+            with_key = await service.client.request(method, filled(path), headers={**BEARER, "accept": "text/html"})
+            assert with_key.status_code in ((403,) if (method, path) in ADMIN else (200, 307, 400, 415)), (method, path)
         for path in (
             "/nothing",
-            "/v1/nothing",
-            "/v2/nothing",
+            "/docsx",
+            "/openapi.jsonx",
             "/healthz/",
             "http://service//healthz",
             "/%68ealthz%00",
@@ -96,19 +98,10 @@ def test_A2_every_route_of_the_application_and_of_the_page_needs_a_key_but_the_o
         ):
             for method in ("GET", "HEAD", "OPTIONS", "DELETE", "FOO"):
                 assert (await service.client.request(method, path)).status_code == 401, (method, path)
+        wrong_body = await service.client.post("/v1/layers/nobody/attend", content=b"x" * 5000)
+        assert wrong_body.status_code == 401, "the key is checked before anything else of a request"
 
-    served(story, api_keys_file=keys)
-
-
-def test_A2_with_a_key_every_route_is_reached(served, keys):
-    async def story(service):
-        for path, method in sorted(routes_of(service) - {(path, method) for method, path in ADMIN}):
-            answer = await service.client.request(method, filled(path), headers={**BEARER, "accept": "text/html"})
-            assert answer.status_code in (200, 307, 400, 415), (method, path)
-        assert (await service.client.get("/nothing", headers=BEARER)).status_code == 404
-        assert (await service.client.options("/v1/layers", headers=BEARER)).status_code == 204
-
-    served(story, api_keys_file=keys)
+    served(story, api_keys_file=keys, max_body_bytes=4096)
 
 
 def test_A2_every_changing_route_is_in_the_table_of_admin_routes(served, keys):
@@ -119,17 +112,7 @@ def test_A2_every_changing_route_is_in_the_table_of_admin_routes(served, keys):
     served(story, api_keys_file=keys)
 
 
-WRONG = {
-    "A1-empty": {"authorization": ""},
-    "A1-wrong": {"authorization": "Bearer wrong"},
-    "A1-scheme": {"authorization": f"Basic {USER}"},
-    "A1-x-api-key": {"x-api-key": "wrong"},
-    "A5-two-authorizations": [("authorization", f"Bearer {USER}")] * 2,
-    "A5-two-kinds": {**BEARER, "x-api-key": ROOT},
-    "A5-long": {"x-api-key": "x" * 2**20},
-    "A5-accent": {"authorization": b"Bearer \xc3\xa9"},
-    "A5-nul": {"x-api-key": b"\0"},
-}
+WRONG = {"authorization": f"Basic {USER}"}, [("authorization", f"Bearer {USER}")] * 2, {**BEARER, "x-api-key": ROOT}
 
 
 @pytest.mark.parametrize("path", ["/v1/layers", "/v2/models/small", "/nothing"])
@@ -143,7 +126,7 @@ def test_A1_A5_every_wrong_key_gets_the_same_answer(served, keys, path):
         else:
             assert plain.json()["code"] == "unauthorized"
             assert plain.headers["content-type"] == "application/problem+json"
-        answers = [await service.client.get(path, headers=headers) for headers in WRONG.values()]
+        answers = [await service.client.get(path, headers=headers) for headers in WRONG]
         answers += [await service.client.get(path, params={name: USER}) for name in ("key", "api_key", "x-api-key")]
         assert [without_id(answer) for answer in answers] == [without_id(plain)] * len(answers)
         assert all(USER not in answer.text for answer in answers)
@@ -159,18 +142,6 @@ async def metrics(service):
     return processes.samples((await service.client.get("/metrics", headers=BEARER)).text)
 
 
-def test_A1_the_key_is_checked_before_anything_else_of_a_request(served, keys):
-    async def story(service):
-        for body in (b"", b"{", b"x" * 5000):
-            answer = await service.client.post("/v1/layers/nobody/attend", content=body)
-            assert answer.status_code == 401
-        assert (await service.attend(X)).status_code == 401
-        assert (await service.attend(X, headers=BEARER)).status_code == 200
-        assert (await service.attend(X, headers={"x-api-key": ROOT})).status_code == 200
-
-    served(story, api_keys_file=keys, max_body_bytes=4096)
-
-
 def test_A8_an_infer_key_may_not_change_layers(served, keys):
     async def story(service):
         for method in ("PUT", "DELETE"):
@@ -180,16 +151,6 @@ def test_A8_an_infer_key_may_not_change_layers(served, keys):
             admin = await service.client.request(method, "/v1/layers/small", headers={"x-api-key": ROOT})
             assert admin.status_code not in (401, 403)
         assert refused(await metrics(service), "forbidden") == (2, 2)
-
-    served(story, api_keys_file=keys)
-
-
-def test_A8_without_an_admin_key_in_the_file_admin_routes_are_off(served, keys):
-    write(keys, (USER, Role.INFER))
-
-    async def story(service):
-        answer = await service.client.put("/v1/layers/small", headers=BEARER)
-        assert (answer.status_code, answer.json()["code"]) == (403, "forbidden")
 
     served(story, api_keys_file=keys)
 
@@ -240,15 +201,6 @@ def test_a_bad_keys_file_refuses_the_start(served, keys):
     served(story, api_keys_file=keys, wait=False)
 
 
-@pytest.mark.parametrize(("is_open", "status"), [(False, 401), (True, 200)])
-def test_metrics_need_a_key_unless_a_setting_opens_them(served, keys, is_open, status):
-    async def story(service):
-        assert (await service.client.get("/metrics")).status_code == status
-        assert (await service.client.get("/metrics", headers=BEARER)).status_code == 200
-
-    served(story, api_keys_file=keys, open_metrics=is_open)
-
-
 @in_service()
 async def test_A12_by_default_no_key_is_required_and_admin_is_off(service):
     assert (await service.attend(X)).status_code == 200
@@ -271,19 +223,6 @@ def test_A14_the_page_is_off_by_a_setting(served, keys):
             assert (await service.client.get(path, headers=BEARER)).status_code == 404
 
     served(story, api_keys_file=keys, docs=False)
-
-
-@pytest.mark.parametrize("metrics_are_open", [False, True])
-def test_the_page_needs_no_key_while_its_setting_is_on(served, keys, metrics_are_open):
-    async def story(service):
-        for path in ("/docs", "/openapi.json", "/docs/swagger-ui.css"):
-            assert (await service.client.get(path)).status_code == 200
-            assert (await service.client.get(path, headers={"x-api-key": "wrong"})).status_code == 200
-        assert (await service.client.get("/", headers={"accept": "text/html"})).status_code == 307
-        for path in ("/docsx", "/openapi.jsonx", "/doc", "/nothing"):
-            assert (await service.client.get(path)).status_code == 401
-
-    served(story, api_keys_file=keys, open_metrics=metrics_are_open)
 
 
 def test_openapi_lists_which_operations_need_a_key(served, keys):
@@ -338,12 +277,6 @@ def test_one_key_at_its_rate_limit_affects_no_other_key(served, keys):
         assert refused(await metrics(service), "rate_limited") == (4, 4)
 
     served(story, api_keys_file=keys, rate_limit_per_s=0.001, rate_burst=2)
-
-
-@in_service(rate_limit_per_s=0.001)
-async def test_without_keys_all_clients_share_one_rate(service):
-    statuses = [(await service.client.get("/v1/layers", headers={"x-api-key": str(n)})).status_code for n in range(3)]
-    assert statuses == [200, 429, 429]
 
 
 APP = "https://app.example:8443"
@@ -423,12 +356,11 @@ async def test_a_star_allows_any_origin(service):
 
 def test_the_python_client_sends_its_key(served, keys):
     async def story(service):
-        edge = service.client._transport
-        async with AsyncClient("http://service", api_key=USER, transport=edge) as client:
+        async with AsyncClient("http://service", api_key=USER, transport=service.transport) as client:
             assert [layer.name for layer in await client.layers()] == ["cross", "small", "zero"]
             assert (await client.attend_json("small", X))["masked_rows"] == 0
         for key in (None, "wrong"):
-            async with AsyncClient("http://service", api_key=key, transport=edge) as client:
+            async with AsyncClient("http://service", api_key=key, transport=service.transport) as client:
                 with pytest.raises(Unauthorized) as refused:
                     await client.layers()
                 assert refused.value.status == 401
@@ -456,29 +388,6 @@ async def test_D9_a_page_that_names_a_loopback_address_by_its_own_host_is_refuse
     assert (await service.attend(X, headers={"host": "evil.example"})).status_code == 200
     for host in ("localhost:8000", "127.0.0.1", "[::1]:1"):
         assert (await service.attend(X, headers=EVIL | {"host": host})).status_code == 200
-
-
-@in_service(cors_origins=APP)
-async def test_a_page_of_an_allowed_origin_calls_a_loopback_host_and_no_other(service):
-    headers = {"origin": APP, "host": "127.0.0.1:8000"}
-    assert (await service.client.options(ATTEND, headers=PREFLIGHT | headers)).status_code == 200
-    assert (await service.attend(X, headers=headers)).status_code == 200
-    answer = await service.attend(X, headers=headers | {"host": "evil.example"})
-    assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (400, APP)
-
-
-def test_the_host_is_checked_before_the_key_and_the_rate(served, keys):
-    async def story(service):
-        for headers in ({}, BEARER):
-            answer = await service.client.get("/v1/layers", headers=headers | {"host": "other.example"})
-            assert (answer.status_code, answer.json()["code"]) == (400, "bad_request")
-        assert (await service.client.get("/readyz", headers={"host": "10.0.0.7:8000"})).status_code == 200
-        named = {"host": "api.example:443"}
-        assert (await service.client.get("/v1/layers", headers=named)).status_code == 401
-        statuses = [(await service.client.get("/v1/layers", headers=named | BEARER)).status_code for _ in range(2)]
-        assert statuses == [200, 429]
-
-    served(story, api_keys_file=keys, allowed_hosts="api.example", rate_limit_per_s=0.001)
 
 
 def test_a_refused_request_has_the_route_that_it_would_have_if_it_were_answered(served):

@@ -13,7 +13,6 @@ import torch
 
 from attention_client import AsyncClient, Weights, masks
 from attention_client.errors import LayoutRequired
-from service.errors import LayerError
 from tests import oracle
 from tests.integration.running import in_service, small_layer
 
@@ -186,14 +185,8 @@ async def test_a_request_alone_and_in_company_has_the_same_bits(service):
     ("fields", "status", "code", "param"),
     [
         ({"query": [[[1.0]]]}, 422, "layout_required", "/layout"),
-        ({"layout": "dlh"}, 422, "invalid", "/layout"),
-        ({"num_heads": 2}, 422, "invalid", "/num_heads"),
         ({"scale": 0}, 422, "invalid", "/scale"),
-        ({"softcap": -1}, 422, "invalid", "/softcap"),
-        ({"past_key": [[[1.0, 2.0]]]}, 422, "invalid", "/past_value"),
-        ({"sinks": [1.0, 2.0]}, 422, "bad_shape", "/sinks"),
         ({"attn_mask": []}, 422, "unknown_field", "/attn_mask"),
-        ({"key": [[1.0], [2.0]]}, 422, "bad_shape", "/key"),
         ({"value": [["x"]]}, 422, "bad_dtype", "/value"),
         (
             {"masks": [{"kind": "causal"}], "key": [[1.0, 2.0]], "value": [[1.0]]},
@@ -293,11 +286,6 @@ async def test_metrics_and_statistics_count_it_as_a_layer_of_its_own(service):
     assert any("requests" in name for name in counted), counted
 
 
-def test_the_reserved_name_cannot_be_stored():
-    with pytest.raises(LayerError, match="reserved"):
-        small_layer("sdpa")
-
-
 @in_service()
 async def test_the_client_sends_every_option_and_returns_the_same_bits(service):
     tensors = {**inputs("bhld"), "past_key": randn(2, 2, 7, 8), "past_value": randn(2, 2, 7, 6), "sinks": randn(4)}
@@ -310,8 +298,7 @@ async def test_the_client_sends_every_option_and_returns_the_same_bits(service):
         scores={"stage": "capped"},
         weights={"form": "heads", "heads": [1]},
     )
-    transport = service.client._transport
-    async with AsyncClient("http://service", transport=transport) as client:
+    async with AsyncClient("http://service", transport=service.transport) as client:
         found = await client.attention(
             **tensors,
             **options,

@@ -28,7 +28,7 @@ def randn(*shape: int) -> np.ndarray:
 
 
 async def attended(service, arguments):
-    async with AsyncClient("http://service", transport=service.client._transport) as client:
+    async with AsyncClient("http://service", transport=service.transport) as client:
         return await client.attention(**arguments)
 
 

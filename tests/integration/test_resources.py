@@ -4,14 +4,15 @@ import asyncio
 import weakref
 
 import numpy as np
+import orjson
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from safetensors.numpy import save
 
-from service.api.request_context import RequestContext
 from tests.integration.running import in_service
 
 X = [[0.5] * 16]
+INPUT = {"name": "query", "datatype": "FP32", "shape": [1, 1, 16], "data": X[0]}
 NUM_CALLERS = 200
 MAX_PAGE_BYTES = 256 * 1024
 
@@ -68,44 +69,34 @@ def test_a_thousand_failures_leave_no_file_behind_R7(served, tmp_path, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("path", "message"),
+    ("path", "kind", "body"),
     [
-        ("/v1/layers/small/attend", {"json": {"query": X}}),
-        (
-            "/v1/layers/small/attend",
-            {
-                "content": save({"query": np.array(X, dtype=np.float32)}),
-                "headers": {"content-type": "application/vnd.safetensors"},
-            },
-        ),
-        (
-            "/v2/models/small/infer",
-            {"json": {"inputs": [{"name": "query", "datatype": "FP32", "shape": [1, 1, 16], "data": X[0]}]}},
-        ),
+        ("/v1/layers/small/attend", "application/json", orjson.dumps({"query": X})),
+        ("/v1/layers/small/attend", "application/vnd.safetensors", save({"query": np.array(X, np.float32)})),
+        ("/v2/models/small/infer", "application/json", orjson.dumps({"inputs": [INPUT]})),
     ],
     ids=["JSON", "safetensors", "Open Inference"],
 )
-def test_a_slow_reader_of_an_answer_keeps_no_tensor_of_its_request(served, monkeypatch, path, message):
-    queries, held = [], []
-    ask, send = RequestContext.ask, RequestContext.send
+@in_service()
+async def test_a_slow_reader_of_an_answer_keeps_no_tensor_of_its_request(service, path, kind, body):
+    queries: list[weakref.ref] = []
+    service.engine.wrong = lambda call: queries.append(weakref.ref(call.query))
+    answered, reads = asyncio.Event(), asyncio.Event()
+    messages = iter([{"type": "http.request", "body": body, "more_body": False}])
+    scope = {"type": "http", "method": "POST", "path": path, "headers": [(b"content-type", kind.encode())]}
 
-    def watched_ask(self, request):
-        queries.append(weakref.ref(request.call.query))
-        return ask(self, request)
+    async def receive():
+        return next(messages, None) or await asyncio.Event().wait()
 
-    async def held_send(self, *reply):
-        held.append(asyncio.Event())
-        await held[-1].wait()
-        await send(self, *reply)
+    async def send(message):
+        if message["type"] == "http.response.start":
+            assert message["status"] == 200
+            answered.set()
+            await reads.wait()
 
-    monkeypatch.setattr(RequestContext, "ask", watched_ask)
-    monkeypatch.setattr(RequestContext, "send", held_send)
-
-    async def story(service):
-        answer = asyncio.create_task(service.client.post(path, **message))
-        await service.until(lambda: held)
-        await service.until(lambda: queries[0]() is None)
-        held[0].set()
-        assert (await answer).status_code == 200
-
-    served(story)
+    call = service.transport.app({**scope, "query_string": b"", "root_path": ""}, receive, send)
+    answer = asyncio.create_task(call)
+    await answered.wait()
+    await service.until(lambda: queries[-1]() is None)
+    reads.set()
+    await answer

@@ -336,11 +336,6 @@ def test_a_transport_of_the_wrong_kind_is_refused_at_once(kind, transport):
         kind(transport=transport)
 
 
-def test_an_answer_larger_than_the_limit_is_one_typed_error(face):
-    with pytest.raises(BadAnswer, match="larger than 100 bytes"):
-        face(Answering(), max_answer_bytes=100).attend("small", X)
-
-
 def test_an_intended_null_is_sent(face):
     service = Answering()
     body = {"query": [[1.0]], "weights": None, "masks": [{"kind": "window", "left": None, "right": 1}]}
@@ -386,18 +381,6 @@ def test_errors_may_be_returned_in_place_of_answers(face):
 
 async def cut_off(request):
     raise httpx2.ReadError("x")
-
-
-def test_an_error_that_is_returned_keeps_no_query(face):
-    queries: list[Any] = [X.copy(), X.copy(), X.copy(), X.astype(int)]
-    watched = [weakref.ref(query) for query in queries]
-    service = Answering(problem_of(422, "bad_shape"), httpx2.ConnectError("x"), Hanging())
-    items = (queries.pop(0) for _ in watched)
-    found = list(face(service, attempts=1).attend_many("small", items, timeout_s=0.05, window=1, on_error="yield"))
-    kinds = [errors.BadShape, errors.ConnectionFailed, errors.DeadlineExceeded, errors.BadDtype]
-    assert [type(outcome) for outcome in found] == kinds
-    gc.collect()
-    assert not any(ref() is not None for ref in watched)
 
 
 @pytest.mark.parametrize(
@@ -448,34 +431,6 @@ def test_the_synchronous_client_refuses_async_items():
 
     with Client(transport=Answering().transport) as client, pytest.raises(errors.InvalidInput, match="AsyncClient"):
         client.attend_many("small", items())
-
-
-def test_the_window_is_never_exceeded(face):
-    now, most = 0, 0
-
-    async def work(request: httpx2.Request) -> httpx2.Response:
-        nonlocal now, most
-        now, most = now + 1, max(most, now + 1)
-        for _ in range(5):
-            await asyncio.sleep(0)
-        now -= 1
-        return answer_of({"output": read_request(request)[0]["query"]})
-
-    assert len(list(face(Answering(*[work] * 30)).attend_many("small", [X] * 30, window=4))) == 30
-    assert most == 4
-
-
-def test_a_consumer_that_stops_early_cancels_the_requests_in_flight(face):
-    hang = Hanging()
-
-    async def answer(request: httpx2.Request) -> httpx2.Response:
-        await asyncio.to_thread(hang.has_begun.wait, 20)
-        return answer_of({"output": read_request(request)[0]["query"]})
-
-    for _ in face(Answering(answer, hang, hang)).attend_many("small", [X] * 9, window=3):
-        break
-    gc.collect()
-    assert hang.is_cancelled.wait(20)
 
 
 def test_the_async_client_accepts_an_async_iterator():
@@ -678,11 +633,3 @@ def test_the_types_state_the_array_type_of_the_answer():
             assert_type(answer, Answer[torch.Tensor])
         for outcome in client.attend_many("small", [Request(array)], on_error="yield"):
             assert_type(outcome, Answer[npt.NDArray[Any]] | ServiceError)
-
-
-def test_a_refused_connection_is_one_typed_error():
-    with (
-        Client("http://127.0.0.1:9", attempts=1) as client,
-        pytest.raises(ConnectionFailed, match="Is the service running"),
-    ):
-        client.attend("small", X)

@@ -144,26 +144,6 @@ def test_the_output_mode_of_onnx_is_a_stage_of_the_scores(mode, stage):
     assert (found.get("scores"), found.get("weights")) == (stage, "heads" if mode == 3 else None)
 
 
-def test_keras_joins_the_masks_of_queries_keys_and_values():
-    query, key = ones(2, 3, 4, 8), ones(2, 5, 4, 8)
-    found = conventions.keras(
-        query=query, value=key, attention_mask=flags(2, 3, 5), query_mask=flags(2, 3), value_mask=flags(2, 5),
-        key_mask=torch.ones(2, 5).bool(), bias=ones(4, 3, 5), scale=0.25,
-    )  # fmt: skip
-    assert found["key"] is key
-    assert said(found) == {
-        "layout": "blhd",
-        "scale": 0.25,
-        "masks": [
-            ("attend", {"axes": "bls"}, (2, 3, 5)),
-            ("attend", {"axes": "bls"}, (2, 3, 1)),
-            ("attend", {"axes": "bs"}, (2, 5)),
-            ("attend", {"axes": "bs"}, (2, 5)),
-            ("bias", {"axes": "hls"}, (4, 3, 5)),
-        ],
-    }
-
-
 def test_flax_and_jax_take_lengths_and_a_window():
     found = conventions.flax(
         ones(2, 3, 4, 8), ones(2, 5, 4, 8), ones(2, 5, 4, 8), ones(1, 4, 3, 5), flags(2, 1, 3, 5),
@@ -185,40 +165,6 @@ def test_flax_and_jax_take_lengths_and_a_window():
     of_two = said(conventions.flax(*three(2, 3, 4, 8), local_window_size=np.array([2, 0])))
     assert of_two["masks"] == [("window", {"left": 2, "right": 0, "align": "top_left"}, None)]
     assert said(conventions.flax(*three(3, 4, 8), mask=flags(4, 3, 3)))["layout"] == "lhd"
-
-
-def test_flash_is_bottom_right_and_takes_its_own_scale_cap_and_slopes():
-    q, k = ones(2, 3, 4, 8), ones(2, 5, 4, 8)
-    found = conventions.flash(q, k, k, 0.0, 0.5, True, (2, -1), 30.0, torch.tensor([1.0, 0.5, 0.25, 0.125]))
-    assert found["masks"][2].values[1].tolist() == [
-        [-1.0, -0.5, 0.0, -0.5, -1.0],
-        [-1.5, -1.0, -0.5, 0.0, -0.5],
-        [-2.0, -1.5, -1.0, -0.5, 0.0],
-    ]
-    assert said(found) == {
-        "layout": "blhd",
-        "scale": 0.5,
-        "softcap": 30.0,
-        "masks": [
-            ("causal", {"align": "bottom_right"}, None),
-            ("window", {"left": 2, "align": "bottom_right"}, None),
-            ("bias", {"axes": "hls"}, (4, 3, 5)),
-        ],
-    }
-    assert said(conventions.flash(q, k, k)) == {"layout": "blhd", "masks": []}
-
-
-@pytest.mark.parametrize("lens", [[2, 3], np.array([[1, 2, 3], [0, 5, 5]]), None])
-def test_d2l_counts_the_keys_to_keep(lens):
-    found = conventions.d2l(ones(2, 3, 4), ones(2, 5, 4), ones(2, 5, 6), lens)
-    assert said(found) == {"layout": "bld", "masks": [] if lens is None else [("lengths", {}, np.shape(lens))]}
-
-
-@pytest.mark.parametrize(("lead", "layout", "axes"), [((), "ld", "ls"), ((2,), "bld", "bls"), ((2, 4), "bhld", "bhls")])
-def test_the_mask_of_a_numpy_article_blocks(lead, layout, axes):
-    found = conventions.numpy_article(*three(*lead, 3, 8), mask=flags(*lead, 3, 3))
-    assert said(found) == {"layout": layout, "masks": [("ignore", {"axes": axes}, (*lead, 3, 3))]}
-    assert said(conventions.numpy_article(*three(*lead, 3, 8), mask=flags(3, 3)))["masks"][0][1] == {"axes": "ls"}
 
 
 FOUR = three(2, 4, 3, 8)

@@ -161,40 +161,52 @@ def test_the_current_key_ring_decides():
     assert refusal(access, request(x_api_key=b"new")) is None
 
 
+class Known(Limiter):
+    """Knows the callers that it has been asked about: each takes memory."""
+
+    def __init__(self):
+        super().__init__(0.5, 2, ManualClock().now)
+        self.callers = set[bytes]()
+
+    def take(self, caller):
+        self.callers.add(caller)
+        super().take(caller)
+
+
 def limited(ring=RING):
-    clock = ManualClock()
-    limiter = Limiter(0.5, 2, clock.now)
-    return Access(ring, limiter, is_metrics_open=False), limiter, clock
+    limiter = Known()
+    return Access(ring, limiter, is_metrics_open=False), limiter
 
 
 def test_each_key_has_its_own_rate_and_refused_requests_use_none():
-    access, limiter, _ = limited(lambda: RING)
+    access, limiter = limited(lambda: RING)
     one, other = request(x_api_key=b"user"), request(x_api_key=b"root")
     assert [refusal(access, one) for _ in range(3)] == [None, None, RateLimited]
     assert refusal(access, other) is None
     for number in range(1000):
         assert refusal(access, request(x_api_key=str(number).encode())) is Unauthorized
         assert refusal(access, request(LAYER, "PUT", x_api_key=b"user")) is Forbidden
-    assert len(limiter._full_at) == 2
+    assert len(limiter.callers) == 2
 
 
 def test_without_keys_all_callers_share_one_rate():
-    access, limiter, _ = limited(None)
+    access, limiter = limited(None)
     assert [refusal(access, request(x_api_key=str(n).encode())) for n in range(3)] == [None, None, RateLimited]
-    assert len(limiter._full_at) == 1
+    assert len(limiter.callers) == 1
 
 
 def test_health_and_metrics_are_never_limited():
-    access, _, _ = limited(lambda: RING)
+    access, _ = limited(lambda: RING)
     for path in [*OPEN, METRICS] * 5:
         assert refusal(access, request(path, x_api_key=b"user")) is None
 
 
 def test_a_removed_key_loses_its_bucket():
     ring = RING
-    access, limiter, _ = limited(lambda: ring)
-    for secret in (b"user", b"root"):
-        refusal(access, request(x_api_key=secret))
+    access, _ = limited(lambda: ring)
+    root = request(x_api_key=b"root")
+    assert [refusal(access, root) for _ in range(3)] == [None, None, RateLimited]
     ring = KeyRing(RING.keys[:1])
-    refusal(access, request(x_api_key=b"user"))
-    assert len(limiter._full_at) == 1
+    assert refusal(access, root) is Unauthorized
+    ring = KeyRing(RING.keys)
+    assert refusal(access, root) is None, "it begins anew"
