@@ -2,7 +2,7 @@
 
 Must not know: HTTP, the protocol of a connection, what happens to open connections when the listener closes (`worker/server.py`).
 Invariants: A connection has a slot from its acceptance, TLS handshake included, to its end. A new overflow connection evicts the
-oldest one, so that health is answered however many connections stay silent. Without free descriptors it pauses for PAUSE_S.
+oldest one, so that health is answered however many connections stay silent. Without free descriptors it pauses for a moment.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import fcntl
 import functools
-import mmap
 import socket
 import ssl
 import sys
@@ -22,10 +21,8 @@ from typing import Any
 BACKLOG = 2048
 MAX_OVERFLOW = 64
 # Connections accepted in one loop tick, about 30 µs each.
-BATCH = 16
-PAUSE_S = 1.0
-# One call discards at most this many bytes. Nothing writes to this mapping, so it takes no memory; a bytearray would take 4 MiB.
-_DISCARDED = mmap.mmap(-1, 2**22)
+ACCEPTS_A_TICK = 16
+LISTEN_PAUSE_S = 1.0
 _TCP_CLOSE = 7  # TCP_CLOSE in linux/tcp_states.h
 
 
@@ -40,27 +37,6 @@ class ConnectionSlot:
         self._others = others
         others[self] = None
 
-    @property
-    def is_reset(self) -> bool:
-        """Whether the client has reset the connection. Without a read or a write only the kernel knows."""
-        return self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE
-
-    @property
-    def is_acknowledged(self) -> bool:
-        """Whether the client has acknowledged every byte that was sent to it, or is gone."""
-        try:
-            unacknowledged = fcntl.ioctl(self._socket, termios.TIOCOUTQ, b"\0" * 4)
-        except (OSError, ValueError):  # the socket is closed
-            return True
-        return int.from_bytes(unacknowledged, sys.byteorder) == 0
-
-    def discard(self) -> int:
-        """Discard the bytes that have arrived without copying them; return how many, 0 at the end of the stream.
-
-        Raises BlockingIOError if none has arrived, and another OSError after a reset.
-        """
-        return self._socket.recv_into(_DISCARDED, 0, socket.MSG_DONTWAIT | socket.MSG_TRUNC)
-
     def leave(self) -> None:
         self._others.pop(self, None)
 
@@ -68,6 +44,20 @@ class ConnectionSlot:
         self.leave()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
+
+
+def is_reset(connected: socket.socket) -> bool:
+    """Return whether the client has reset the connection. Without a read or a write only the kernel knows."""
+    return connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE
+
+
+def is_acknowledged(connected: socket.socket) -> bool:
+    """Return whether the client has acknowledged every byte that was sent to it, or is gone."""
+    try:
+        unacknowledged = fcntl.ioctl(connected, termios.TIOCOUTQ, b"\0" * 4)
+    except (OSError, ValueError):  # the socket is closed
+        return True
+    return int.from_bytes(unacknowledged, sys.byteorder) == 0
 
 
 class Listener:
@@ -116,9 +106,9 @@ class Listener:
         return self._connecting.copy()
 
     def _take(self) -> None:
-        if not self._accept(BATCH):
+        if not self._accept(ACCEPTS_A_TICK):
             self._loop.remove_reader(self._socket)
-            self._pause = self._loop.call_later(PAUSE_S, self._loop.add_reader, self._socket, self._take)
+            self._pause = self._loop.call_later(LISTEN_PAUSE_S, self._loop.add_reader, self._socket, self._take)
 
     def _accept(self, max_connections: int) -> bool:
         """Accept connections that wait in the kernel; return whether that ended without an error, such as no free descriptor."""

@@ -1,8 +1,11 @@
 """Server: runs uvicorn in one worker process, and drains it at its end.
 
 Must not know: routes, batches, the supervisor's decisions.
+Of uvicorn it uses public names: `Config(http=…)`, which gets our `Connection`; and of its `Server` the attributes `config`,
+`lifespan`, `server_state`, `started` and `should_exit`, `run` and `on_tick`, which it calls, and `capture_signals`, `serve`,
+`startup`, `main_loop` and `shutdown`, which it overrides.
 Invariants: The first SIGTERM or SIGINT turns readiness off at once; requests are served as before for `delay_s`. Then the
-listener closes. An idle kept-alive connection may send one more request within LINGER_S; its response says `connection: close`.
+listener closes. An idle kept-alive connection may send one more request within IDLE_LINGER_S; its response closes it.
 Accepted requests are answered within `grace_s`; `settle` refuses the rest, and ANSWER_S later all connections are cut. A second
 signal, REPEAT_S after the first or later, ends the process at once, with 128 + its number. SIGHUP does nothing. The end of the
 supervisor, or a fault, starts the drain without delay, ends a delay that runs, and counts as no signal. None of these ends
@@ -14,12 +17,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import os
 import signal
 import socket
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,9 +30,8 @@ import uvicorn
 from uvicorn.config import STARTUP_FAILURE
 
 from service import __version__
-from service.http.connection import Connection, ConnectionLimits, ConnectionSet
-from service.http.cycle import ReadAhead, WriteCoalescer
-from service.http.listener import PAUSE_S, Listener
+from service.http.connection import Connection, ConnectionLimits, Shared
+from service.http.listener import LISTEN_PAUSE_S, ConnectionSlot, Listener
 from service.observability.logs import finish_logs, get_logger
 from service.supervisor.supervisor import ANSWER_S, CUT_S
 
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 
 # Longer than the usual 60 s of load balancers, so that a worker never closes a connection that they are about to use.
 KEEP_ALIVE_S = 75
-LINGER_S = 0.8
+IDLE_LINGER_S = 0.8
 TLS_CHECK_S = 0.2
 # Signals within this time count as one: systemd signals the workers, and the supervisor does so too, later on a busy machine.
 REPEAT_S = 1.0
@@ -51,6 +53,19 @@ FAULT_GRACE_S = 2.0
 def _exit_at_once(exit_code: int) -> None:
     finish_logs()
     os._exit(exit_code)
+
+
+class ConnectionSet(set[Connection]):
+    """The open connections, which leave by `discard`; whenever that empties the set, `emptied` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.emptied = asyncio.Event()
+
+    def discard(self, item: object) -> None:
+        super().discard(item)
+        if not self:
+            self.emptied.set()
 
 
 class Server(uvicorn.Server):
@@ -143,13 +158,18 @@ class Server(uvicorn.Server):
         self._log.error("supervisor_gone")
         self.leave()
 
-    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Like uvicorn's, but signals arrive on the loop and are not raised again at the end."""
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Let signals arrive on the loop; uvicorn's raises them again at the end."""
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self._signalled, signum)
         loop.add_signal_handler(signal.SIGHUP, lambda: None)
-        await self._serve(sockets)
+        yield
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Like uvicorn's, but leave threads behind that never end."""
+        await super().serve(sockets)
         self._log.info("left", exit_code=self.exit_code)
         if not self._service.is_over():
             # An endless forward pass, or a slow check or file read: no request waits for its result any more.
@@ -161,15 +181,18 @@ class Server(uvicorn.Server):
         await self.lifespan.startup()
         if self.lifespan.should_exit:
             sys.exit(STARTUP_FAILURE)
-        state, limits = self.lifespan.state, self._limits
-        shared = WriteCoalescer(), ReadAhead(limits.max_read_ahead_bytes)
+        limits, shared = self._limits, Shared(self._limits)
+
+        def connection(slot: ConnectionSlot) -> Connection:
+            return Connection(self.config, self.server_state, self.lifespan.state, shared=shared, slot=slot)
+
         self._listener = Listener(
             self._bound,
             limits.max_connections,
-            functools.partial(Connection, self.config, self.server_state, state, limits, *shared),
+            connection,
             self.config.ssl,
             limits.header_timeout_s,
-            lambda error: self._log.error("connections_not_taken", reason=error.strerror, pause_s=PAUSE_S),
+            lambda error: self._log.error("connections_not_taken", reason=error.strerror, pause_s=LISTEN_PAUSE_S),
         )
         self._listener.open()
         self.started = True
@@ -197,13 +220,13 @@ class Server(uvicorn.Server):
         # From here on every response says that it is the last of its connection.
         self.server_state.default_headers = [*self.server_state.default_headers, (b"connection", b"close")]
         if connecting:
-            _, late = await asyncio.wait(connecting, timeout=LINGER_S)
+            _, late = await asyncio.wait(connecting, timeout=IDLE_LINGER_S)
             for task in late:  # the TLS handshake of a peer, which may never come
                 task.cancel()
         for connection in list(self._connections):
-            if connection.cycle is not None and not connection.cycle.response_complete:  # it is not idle
+            if connection.is_busy:
                 connection.shutdown()
-        await self._all_closed(min(LINGER_S, end + ANSWER_S - loop.time()))
+        await self._all_closed(min(IDLE_LINGER_S, end + ANSWER_S - loop.time()))
         for connection in list(self._connections):
             connection.shutdown()
         await self._closed_by(end + ANSWER_S)
