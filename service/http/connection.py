@@ -21,7 +21,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from service.errors import BadRequest, ClientTimeout, ServiceError
-from service.http.asgi import CROWDED, FIELDS, REFUSED, Scope
+from service.http.asgi import CROWDED, HEADER_FIELDS, REFUSED, Scope
 from service.http.cycle import Cycle, Flow, ReadAhead, WriteCoalescer
 from service.http.listener import ConnectionSlot, is_acknowledged, is_reset
 from service.http.request_parser import (
@@ -83,6 +83,7 @@ class Shared:
 class Stage(enum.Enum):
     """What the next bytes belong to."""
 
+    IDLE = enum.auto()  # the next request, of which nothing has arrived
     HEAD = enum.auto()
     BODY = enum.auto()
     PIPELINED = enum.auto()  # the next request, while the current response is unfinished
@@ -167,7 +168,6 @@ class Connection(asyncio.Protocol):
         self._slot = slot
         self._is_overflow = slot is not None and slot.is_overflow
         self._stage = Stage.HEAD
-        self._is_first = True  # whether no request has begun
         self._partial_head = b""
         # They wait for the end of this request, or for CHUNK_PAUSE_S if they are chunks of its body.
         self._pipelined_bytes = b""
@@ -193,13 +193,13 @@ class Connection(asyncio.Protocol):
             if self._pipelined_bytes or self._stage is Stage.PIPELINED:
                 self._keep_pipelined(data)
                 return
-            if self._stage is Stage.HEAD:
-                data = self._take_head(data)
-            elif self._stage is Stage.BODY:
+            if self._stage is Stage.BODY:
                 data = self._take_body(data)
-            else:
+            elif self._stage is Stage.DROP:
                 self._count_dropped(len(data))
                 return
+            else:
+                data = self._take_head(data)
 
     def pause_writing(self) -> None:
         self.flow.writable.clear()
@@ -264,7 +264,6 @@ class Connection(asyncio.Protocol):
     # A request.
 
     def _take_head(self, data: Bytes) -> Bytes:
-        is_begun = bool(self._partial_head)
         self._partial_head += data
         try:
             head, rest = take_head(self._partial_head, self._limits.head)
@@ -273,7 +272,8 @@ class Connection(asyncio.Protocol):
             return b""
         if head is None:
             self._partial_head = bytes(rest)
-            if not is_begun and not self._is_first:
+            if self._stage is Stage.IDLE:
+                self._stage = Stage.HEAD
                 self._read_deadline.set(self._limits.header_timeout_s)
             return b""
         self._is_last = not head.keeps_alive
@@ -296,7 +296,7 @@ class Connection(asyncio.Protocol):
 
     def _start(self, head: Head, refusal: ServiceError | None = None) -> Cycle:
         """Hand the request to the application, which starts in the next loop tick."""
-        self._partial_head, self._is_first = b"", False
+        self._partial_head = b""
         self._read_deadline.clear()
         scope = {**self._scope, **request_scope(head), "state": self._app_state.copy()}
         if refusal is not None:
@@ -379,7 +379,7 @@ class Connection(asyncio.Protocol):
             self._await_next()
 
     def _await_next(self) -> None:
-        self._stage = Stage.HEAD
+        self._stage = Stage.IDLE
         self._read_deadline.set(self._config.timeout_keep_alive)
         if self._pipelined_bytes:
             self._take_pipelined()
@@ -460,5 +460,5 @@ def request_scope(head: Head) -> Scope:
         "raw_path": line.raw_path,
         "query_string": line.query,
         "headers": fields,
-        FIELDS: named,
+        HEADER_FIELDS: named,
     }

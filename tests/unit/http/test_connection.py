@@ -5,10 +5,13 @@ import contextlib
 import dataclasses
 import functools
 import gc
+import itertools
 import sys
 import weakref
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from service.errors import QueueFull
 from service.http.asgi import CYCLE
@@ -49,22 +52,20 @@ def on_the_loop(test):
 # Requests
 
 
+@given(st.lists(st.tuples(st.booleans(), st.binary(max_size=40)), max_size=5), st.lists(st.integers(1, 300)))
 @on_the_loop
-async def test_a_request_is_answered_and_the_connection_is_free_for_the_next():
+async def test_requests_may_arrive_in_any_pieces_and_are_answered_in_order(requests, sizes):
+    """Each is counted or in chunks, and the first may follow an empty line."""
     room = Room()
-    await room.send(post(), post(b"/2", b"again"))
-    assert room.statuses == [200, 200]
-    assert room.echo.seen == [("POST", "/", b"hello"), ("POST", "/2", b"again")]
+    raw = b"\r\n" + b"".join(
+        chunked(b"/%d" % number, *filter(None, (body[:3], body[3:]))) if is_chunked else post(b"/%d" % number, body)
+        for number, (is_chunked, body) in enumerate(requests)
+    )
+    edges = [0, *sorted(itertools.accumulate(sizes)), len(raw)]
+    await room.send(*(raw[start:end] for start, end in itertools.pairwise(edges)))
+    assert room.echo.seen == [("POST", f"/{number}", body) for number, (_, body) in enumerate(requests)]
+    assert room.statuses == [200] * len(requests)
     assert room.wire.events == []
-
-
-@pytest.mark.parametrize("raw", [post(), chunked(b"/", b"he", b"llo")], ids=["counted", "chunked"])
-@on_the_loop
-async def test_a_request_may_arrive_byte_by_byte(raw):
-    room = Room()
-    await room.send(b"\r\n", *[raw[i : i + 1] for i in range(len(raw))])
-    assert room.echo.seen == [("POST", "/", b"hello")]
-    assert room.statuses == [200]
 
 
 @on_the_loop
@@ -75,9 +76,8 @@ async def test_pipelined_requests_are_answered_one_after_another():
     room.echo.gate.set()
     await turns(60)
     assert [path for _, path, _ in room.echo.seen] == ["/held", "/2", "/3"]
-    assert [room.wire.written.index(body) for body in (b"\r\n\r\n1", b"\r\n\r\n2", b"\r\n\r\n3")] == sorted(
-        room.wire.written.index(body) for body in (b"\r\n\r\n1", b"\r\n\r\n2", b"\r\n\r\n3")
-    )
+    places = [room.wire.written.index(body) for body in (b"\r\n\r\n1", b"\r\n\r\n2", b"\r\n\r\n3")]
+    assert places == sorted(places)
     await room.send(post(b"/4", b"4")[30:])
     assert room.statuses == [200] * 4
 
