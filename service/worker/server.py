@@ -27,13 +27,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
-from uvicorn.config import STARTUP_FAILURE
 
 from service import __version__
 from service.http.connection import Connection, ConnectionLimits, Shared
 from service.http.listener import LISTEN_PAUSE_S, ConnectionSlot, Listener
 from service.observability.logs import finish_logs, get_logger
-from service.supervisor.supervisor import ANSWER_S, CUT_S
+from service.supervisor.supervisor import ANSWER_S, CUT_S, EXIT_REFUSED
 
 if TYPE_CHECKING:
     from service.worker.service import Service
@@ -180,7 +179,7 @@ class Server(uvicorn.Server):
         """Like uvicorn's, but with this service's Listener."""
         await self.lifespan.startup()
         if self.lifespan.should_exit:
-            sys.exit(STARTUP_FAILURE)
+            sys.exit(EXIT_REFUSED)
         limits, shared = self._limits, Shared(self._limits)
 
         def connection(slot: ConnectionSlot) -> Connection:
