@@ -22,7 +22,7 @@ BACKLOG = 2048
 MAX_OVERFLOW = 64
 # Connections accepted in one loop tick, about 30 µs each.
 ACCEPTS_A_TICK = 16
-LISTEN_PAUSE_S = 1.0
+ACCEPT_PAUSE_S = 1.0
 _TCP_CLOSE = 7  # TCP_CLOSE in linux/tcp_states.h
 
 
@@ -108,7 +108,7 @@ class Listener:
     def _take(self) -> None:
         if not self._accept(ACCEPTS_A_TICK):
             self._loop.remove_reader(self._socket)
-            self._pause = self._loop.call_later(LISTEN_PAUSE_S, self._loop.add_reader, self._socket, self._take)
+            self._pause = self._loop.call_later(ACCEPT_PAUSE_S, self._loop.add_reader, self._socket, self._take)
 
     def _accept(self, max_connections: int) -> bool:
         """Accept connections that wait in the kernel; return whether that ended without an error, such as no free descriptor."""

@@ -5,7 +5,7 @@ Of uvicorn it uses public names: `Config(http=…)`, which gets our `Connection`
 `lifespan`, `server_state`, `started` and `should_exit`, `run` and `on_tick`, which it calls, and `capture_signals`, `serve`,
 `startup`, `main_loop` and `shutdown`, which it overrides.
 Invariants: The first SIGTERM or SIGINT turns readiness off at once; requests are served as before for `delay_s`. Then the
-listener closes. An idle kept-alive connection may send one more request within IDLE_LINGER_S; its response closes it.
+listener closes. An idle kept-alive connection may send one more request within LAST_REQUEST_S; its response closes it.
 Accepted requests are answered within `grace_s`; `settle` refuses the rest, and ANSWER_S later all connections are cut. A second
 signal, REPEAT_S after the first or later, ends the process at once, with 128 + its number. SIGHUP does nothing. The end of the
 supervisor, or a fault, starts the drain without delay, ends a delay that runs, and counts as no signal. None of these ends
@@ -30,7 +30,7 @@ import uvicorn
 
 from service import __version__
 from service.http.connection import Connection, ConnectionLimits, Shared
-from service.http.listener import LISTEN_PAUSE_S, ConnectionSlot, Listener
+from service.http.listener import ACCEPT_PAUSE_S, ConnectionSlot, Listener
 from service.observability.logs import finish_logs, get_logger
 from service.supervisor.supervisor import ANSWER_S, CUT_S, EXIT_REFUSED
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 # Longer than the usual 60 s of load balancers, so that a worker never closes a connection that they are about to use.
 KEEP_ALIVE_S = 75
-IDLE_LINGER_S = 0.8
+LAST_REQUEST_S = 0.8
 TLS_CHECK_S = 0.2
 # Signals within this time count as one: systemd signals the workers, and the supervisor does so too, later on a busy machine.
 REPEAT_S = 1.0
@@ -191,7 +191,7 @@ class Server(uvicorn.Server):
             connection,
             self.config.ssl,
             limits.header_timeout_s,
-            lambda error: self._log.error("connections_not_taken", reason=error.strerror, pause_s=LISTEN_PAUSE_S),
+            lambda error: self._log.error("connections_not_taken", reason=error.strerror, pause_s=ACCEPT_PAUSE_S),
         )
         self._listener.open()
         self.started = True
@@ -219,13 +219,13 @@ class Server(uvicorn.Server):
         # From here on every response says that it is the last of its connection.
         self.server_state.default_headers = [*self.server_state.default_headers, (b"connection", b"close")]
         if connecting:
-            _, late = await asyncio.wait(connecting, timeout=IDLE_LINGER_S)
+            _, late = await asyncio.wait(connecting, timeout=LAST_REQUEST_S)
             for task in late:  # the TLS handshake of a peer, which may never come
                 task.cancel()
         for connection in list(self._connections):
             if connection.is_busy:
                 connection.shutdown()
-        await self._all_closed(min(IDLE_LINGER_S, end + ANSWER_S - loop.time()))
+        await self._all_closed(min(LAST_REQUEST_S, end + ANSWER_S - loop.time()))
         for connection in list(self._connections):
             connection.shutdown()
         await self._closed_by(end + ANSWER_S)
