@@ -61,7 +61,7 @@ def is_acknowledged(connected: socket.socket) -> bool:
 
 
 class Listener:
-    """Accepts connections on one bound socket, on the running loop; `make` gives a connection its protocol.
+    """Accepts connections on one bound socket, on the running loop; `make(slot=…)` gives a connection its protocol.
 
     It keeps up to `max_connections` connections, and MAX_OVERFLOW more, which serve one request each. With `tls` the handshake
     may take `handshake_timeout_s`. `report_error` gets the error that pauses accepting, or ends it early in `close`.
@@ -71,7 +71,7 @@ class Listener:
         self,
         bound: socket.socket,
         max_connections: int,
-        make: Callable[[ConnectionSlot], asyncio.Protocol],
+        make: Callable[..., asyncio.Protocol],
         tls: ssl.SSLContext | None,
         handshake_timeout_s: float,
         report_error: Callable[[OSError], None],
@@ -136,7 +136,7 @@ class Listener:
         slot = ConnectionSlot(taken, self._overflow if is_overflow else self._kept, is_overflow=is_overflow)
         tls: Any = {} if self._tls is None else {"ssl": self._tls, "ssl_handshake_timeout": self._handshake_timeout_s}
         try:
-            await self._loop.connect_accepted_socket(functools.partial(self._make, slot), taken, **tls)
+            await self._loop.connect_accepted_socket(functools.partial(self._make, slot=slot), taken, **tls)
         except BaseException as error:
             slot.leave()
             taken.close()

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import signal
 import socket
@@ -30,7 +31,7 @@ import uvicorn
 
 from service import __version__
 from service.http.connection import Connection, ConnectionLimits, Shared
-from service.http.listener import ACCEPT_PAUSE_S, ConnectionSlot, Listener
+from service.http.listener import ACCEPT_PAUSE_S, Listener
 from service.observability.logs import finish_logs, get_logger
 from service.supervisor.supervisor import ANSWER_S, CUT_S, EXIT_REFUSED
 
@@ -180,15 +181,11 @@ class Server(uvicorn.Server):
         await self.lifespan.startup()
         if self.lifespan.should_exit:
             sys.exit(EXIT_REFUSED)
-        limits, shared = self._limits, Shared(self._limits)
-
-        def connection(slot: ConnectionSlot) -> Connection:
-            return Connection(self.config, self.server_state, self.lifespan.state, shared=shared, slot=slot)
-
+        limits = self._limits
         self._listener = Listener(
             self._bound,
             limits.max_connections,
-            connection,
+            functools.partial(Connection, self.config, self.server_state, self.lifespan.state, shared=Shared(limits)),
             self.config.ssl,
             limits.header_timeout_s,
             lambda error: self._log.error("connections_not_taken", reason=error.strerror, pause_s=ACCEPT_PAUSE_S),
