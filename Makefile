@@ -90,7 +90,7 @@ type: install-test ## mypy --strict
 	$(BIN)/mypy
 
 # ARGS="--only w1,w2 --peers naive,mosec --rounds 3"; all peers except `naive` need `make install-peers` once.
-bench: install ## compare the service with the bound, the cost of HTTP and the peers, on an otherwise idle machine; ARGS=--quick for a minute
+bench: install-test ## compare the service with the bound, the cost of HTTP and the peers, on an otherwise idle machine; ARGS=--quick for a minute
 	$(BIN)/python -m benchmarks $(ARGS)
 
 report: install $(PLOTS)/.installed ## write tables, claims and plots from the last figures: docs/performance.md, README.md, docs/plots

@@ -16,7 +16,7 @@ REFUSED = "attention.refused"
 # The request's RequestCycle; absent under servers that know only ASGI (`receive_cycle.py`).
 CYCLE = "attention.cycle"
 # The header fields, which `request_parser.fields_of` returns.
-FIELDS = "attention.fields"
+HEADER_FIELDS = "attention.fields"
 # Set above max_connections: only health and metrics are served.
 CROWDED = "attention.crowded"
 # Set if a key admits the request: the key's digest, which identifies the caller.

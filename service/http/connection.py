@@ -1,10 +1,11 @@
-"""Connection: uvicorn's protocol of one client connection, with its own parser, states, deadlines and close.
+"""Connection: the protocol of one client connection: bytes in, head, body, application, bytes out.
 
 Must not know: routes, status codes, the format of an error response. A request that is refused here goes to the application
 with the error in its scope (`REFUSED`), so it is answered, counted and logged like any other.
+It is a class for `uvicorn.Config(http=…)`: uvicorn makes an object with `config`, `server_state`, `app_state` and `_loop`.
 Invariants: A connection serves one request at a time; pipelined bytes are buffered, and above MAX_PIPELINED_BYTES reading pauses.
 Headers, idle time, writes and the close have deadlines. If the last response precedes its request's end, the connection lingers
-for LINGER_S. After a half-close, a request is answered only if it ends the connection (`close`, HTTP/1.0).
+for RESPONSE_LINGER_S. After a half-close, a request is answered only if it ends the connection (`close`, HTTP/1.0).
 """
 
 from __future__ import annotations
@@ -16,24 +17,27 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+import uvicorn
 from uvicorn.server import ServerState
 
 from service.errors import BadRequest, ClientTimeout, ServiceError
-from service.http.asgi import CROWDED, REFUSED
-from service.http.cycle import CoalescingTransport, Cycle, Flow, ReadAhead, WriteCoalescer, request_scope
-from service.http.listener import ConnectionSlot
-from service.http.request_parser import CRLF, Bytes, ChunkedBody, CountedBody, Head, HeadLimits, glimpse, take_head
+from service.http.asgi import CROWDED, HEADER_FIELDS, REFUSED, Scope
+from service.http.cycle import Cycle, Flow, ReadAhead, WriteCoalescer
+from service.http.listener import ConnectionSlot, is_acknowledged, is_reset
+from service.http.request_parser import (
+    CRLF,
+    Bytes,
+    ChunkedBody,
+    CountedBody,
+    Head,
+    HeaderFields,
+    HeadLimits,
+    glimpse,
+    take_head,
+)
 
 # Closing with unread bytes would reset the connection, and the client might lose its response.
-LINGER_S = 2.0
-# Most clients stop sending when they read an answer. What arrives before that is discarded later, in a few large pieces: under
-# overload, reading refused bodies as they arrived took half of a process's time (docs/log.md).
-DISCARD_DELAY_S = 0.05
-DISCARD_PAUSE_S = 0.01
-# Reads in one step of discarding: enough for what a client has sent, and for its end, which follows if it has stopped sending.
-MAX_DISCARDS = 4
+RESPONSE_LINGER_S = 2.0
 MAX_LINGER_BYTES = 64 * 2**20
 # The unused rest of a body is read and dropped up to this size, so that the connection can be reused.
 MAX_DROPPED_BYTES = 64 * 1024
@@ -41,7 +45,7 @@ MAX_PIPELINED_BYTES = 64 * 1024
 # After a half-close, or while reading is paused, the loop notices no reset, so a check at this interval looks for one.
 RESET_CHECK_S = 0.05
 # Pause between two ticks that each parse many small chunks, so that other threads get the interpreter.
-PAUSE_S = 0.001
+CHUNK_PAUSE_S = 0.001
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -63,9 +67,23 @@ class ConnectionLimits:
     min_response_bytes_per_s: int = 0
 
 
+# Of a connection that uvicorn makes.
+DEFAULT_LIMITS = ConnectionLimits(HeadLimits(16_384, 8192, 100), 10.0, 30.0, 1000, 2**24)
+
+
+class Shared:
+    """What all connections on one loop share."""
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self.limits = limits
+        self.read_ahead = ReadAhead(limits.max_read_ahead_bytes)
+        self.coalescer = WriteCoalescer()
+
+
 class Stage(enum.Enum):
     """What the next bytes belong to."""
 
+    IDLE = enum.auto()  # the next request, of which nothing has arrived
     HEAD = enum.auto()
     BODY = enum.auto()
     PIPELINED = enum.auto()  # the next request, while the current response is unfinished
@@ -116,32 +134,42 @@ class Deadline:
             self._arm()
 
 
-class Connection(HttpToolsProtocol):
-    """One client connection; keeps uvicorn's tasks, flow control and shutdown, on which `worker/server.py` relies."""
+class Connection(asyncio.Protocol):
+    """One client connection, with the slot that the Listener gave it.
 
-    cycle: Cycle
+    A connection that uvicorn makes shares nothing with others: its DEFAULT_LIMITS are its own, and it has no slot.
+    """
+
+    transport: asyncio.Transport
     flow: Flow
+    cycle: Cycle  # of the current request, or of the last one; there is none before the first head
 
     def __init__(
         self,
-        config: Config,
+        config: uvicorn.Config,
         server_state: ServerState,
         app_state: dict[str, Any],
-        limits: ConnectionLimits,
-        coalescer: WriteCoalescer,
-        read_ahead: ReadAhead,
-        slot: ConnectionSlot,
         _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        shared: Shared | None = None,
+        slot: ConnectionSlot | None = None,
     ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
-        self.parser = None  # type: ignore[assignment]  # `request_parser.py` parses
-        self._limits = limits
+        if not config.loaded:
+            config.load()
+        self.app = config.loaded_app
+        self.loop = _loop or asyncio.get_running_loop()
+        self.is_busy = False  # whether a request has begun whose response is incomplete
+        self._config = config
+        self._server_state = server_state
+        self._connections: set[Any] = server_state.connections
+        self._app_state = app_state
+        self._shared = shared or Shared(DEFAULT_LIMITS)
+        self._limits = self._shared.limits
         self._slot = slot
-        self._coalescer = coalescer
-        self._read_ahead = read_ahead
+        self._is_overflow = slot is not None and slot.is_overflow
         self._stage = Stage.HEAD
         self._partial_head = b""
-        # They wait for the end of this request, or for PAUSE_S if they are chunks of its body.
+        # They wait for the end of this request, or for CHUNK_PAUSE_S if they are chunks of its body.
         self._pipelined_bytes = b""
         self._body: CountedBody | ChunkedBody = CountedBody(0)
         self._is_half_closed = False
@@ -149,83 +177,93 @@ class Connection(HttpToolsProtocol):
         self._is_last = self._pipelined_is_last = False
         self._is_shedding = False
         self._num_dropped_bytes = 0
-        self._linger_ends_at = 0.0
         self._read_deadline = Deadline(self.loop, self._on_read_deadline)
         self._write_deadline = Deadline(self.loop, self._on_write_deadline)
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self.on_message_begin()  # makes uvicorn's scope, with what all requests of a connection share
-        self.flow = Flow(transport)
-        self._coalescing = CoalescingTransport(transport, self._coalescer, self._lingering_close)
-        self._read_deadline.set(self._limits.header_timeout_s)
+    # What the transport calls, in the order of a connection's life.
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._read_deadline.stop()
-        self._write_deadline.stop()
-        self._stage, self._partial_head, self._pipelined_bytes = Stage.DROP, b"", b""
-        self._slot.leave()
-        super().connection_lost(exc)
-        if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.report_disconnect()
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # TCP's or TLS's
+        self.transport, self.flow = transport, Flow(transport, self._shared.coalescer)
+        self._connections.add(self)
+        self._scope = _connection_scope(self._config, transport)
+        self._read_deadline.set(self._limits.header_timeout_s)
 
     def data_received(self, data: Bytes) -> None:
         while data:
             if self._pipelined_bytes or self._stage is Stage.PIPELINED:
                 self._keep_pipelined(data)
                 return
-            if self._stage is Stage.HEAD:
-                data = self._take_head(data)
-            elif self._stage is Stage.BODY:
+            if self._stage is Stage.BODY:
                 data = self._take_body(data)
-            else:
+            elif self._stage is Stage.DROP:
                 self._count_dropped(len(data))
                 return
-
-    def eof_received(self) -> bool:  # type: ignore[override]  # asyncio's says bool
-        """Return whether the connection stays open because the client still waits. TLS has no half-close."""
-        self._is_half_closed = True
-        self._coalescing.send_held()  # send these responses now, before the connection may close
-        pipelined = self._pipelined_bytes.lower()
-        self._pipelined_is_last = b"close" in pipelined or b"http/1.0" in pipelined
-        return self.transport.can_write_eof() and self._client_waits()
-
-    def shutdown(self) -> None:
-        self._coalescing.send_held()
-        if self._stage is Stage.BODY and self.cycle.response_complete:
-            self._lingering_close()
-        elif self._stage is not Stage.DROP:
-            super().shutdown()
-
-    @property
-    def is_acknowledged(self) -> bool:
-        """Whether the client has acknowledged every byte that was written to it, or is gone."""
-        return self.transport.get_write_buffer_size() == 0 and self._slot.is_acknowledged
-
-    def shed(self) -> None:
-        """Close after the next response. An idle connection stays open, because a request may be arriving."""
-        self._is_shedding = True
+            else:
+                data = self._take_head(data)
 
     def pause_writing(self) -> None:
-        super().pause_writing()
-        cycle, limits, left_s = self.cycle, self._limits, 0.0
-        # Else the bytes may be those of the previous response, which was held back.
-        if limits.min_response_bytes_per_s and cycle.num_written:
-            cycle.paused_at = self.loop.time()
-            left_s = cycle.num_written / limits.min_response_bytes_per_s - cycle.waited_s
-        self._write_deadline.set(limits.write_timeout_s + min(0.0, left_s))
+        self.flow.writable.clear()
+        left_s, rate = 0.0, self._limits.min_response_bytes_per_s
+        # A response that is written in one piece has only `write_timeout_s`.
+        if rate and self.is_busy and self.cycle.num_written:
+            self.cycle.paused_at = self.loop.time()
+            left_s = self.cycle.num_written / rate - self.cycle.waited_s
+        self._write_deadline.set(self._limits.write_timeout_s + min(0.0, left_s))
 
     def resume_writing(self) -> None:
-        super().resume_writing()
-        if self.cycle.response_complete:
+        self.flow.writable.set()
+        if not self.is_busy:
             self._write_deadline.set(self._limits.write_timeout_s)  # for the rest of the response
             return
         self._write_deadline.clear()
         if self.cycle.paused_at is not None:  # else the previous response's pause is over
             self.cycle.waited_s += self.loop.time() - self.cycle.paused_at
 
+    def eof_received(self) -> bool:
+        """Return whether the connection stays open because the client still waits. TLS has no half-close."""
+        self._is_half_closed = True
+        self.flow.send_held()  # uvloop may close the connection at once
+        pipelined = self._pipelined_bytes.lower()
+        self._pipelined_is_last = b"close" in pipelined or b"http/1.0" in pipelined
+        return self.transport.can_write_eof() and self._client_waits()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 (asyncio's)
+        self._connections.discard(self)
+        self._read_deadline.stop()
+        self._write_deadline.stop()
+        self._stage, self._partial_head, self._pipelined_bytes = Stage.DROP, b"", b""
+        if self._slot is not None:
+            self._slot.leave()
+        self.flow.writable.set()
+        if self.is_busy:
+            self.is_busy = False
+            self.cycle.disconnect()
+
+    # What the server calls.
+
+    def shutdown(self) -> None:
+        """Close now if no request is being answered, else after its response."""
+        if self._stage is Stage.DROP:
+            return
+        if self.is_busy:
+            self.cycle.keeps_alive = False
+        elif self._stage is Stage.BODY:
+            self._end()
+        else:
+            self.flow.close()
+
+    def shed(self) -> None:
+        """Close after the next response. An idle connection stays open, because a request may be arriving."""
+        self._is_shedding = True
+
+    @property
+    def is_acknowledged(self) -> bool:
+        """Whether the client has acknowledged every byte that was written to it, or is gone."""
+        return self.transport.get_write_buffer_size() == 0 and is_acknowledged(self.transport.get_extra_info("socket"))
+
+    # A request.
+
     def _take_head(self, data: Bytes) -> Bytes:
-        is_next = not self._partial_head and self.cycle is not None  # whether a later request than the first begins
         self._partial_head += data
         try:
             head, rest = take_head(self._partial_head, self._limits.head)
@@ -234,92 +272,22 @@ class Connection(HttpToolsProtocol):
             return b""
         if head is None:
             self._partial_head = bytes(rest)
-            if is_next:
+            if self._stage is Stage.IDLE:
+                self._stage = Stage.HEAD
                 self._read_deadline.set(self._limits.header_timeout_s)
             return b""
         self._is_last = not head.keeps_alive
-        if not self.flow.write_paused:  # else the deadline is the previous response's
+        if self.flow.writable.is_set():  # else the deadline is the previous response's
             self._write_deadline.clear()
         self._body = ChunkedBody() if head.length is None else CountedBody(head.length)
-        self._stage = Stage.PIPELINED if self._body.is_complete else Stage.BODY
         cycle = self._start(head)
         if self._body.is_complete:
-            cycle.more_body = False
-            cycle.message_event.set()
-        else:
-            cycle.waiting_for_100_continue = head.expects_continue
-        return rest
-
-    def _take_body(self, data: Bytes) -> Bytes:
-        cycle, body = self.cycle, self._body
-        try:
-            piece, rest = body.take(data)
-        except BadRequest as error:
-            self._stage, cycle.keep_alive = Stage.DROP, False
-            cycle.fail(error)
-            return b""
-        if not cycle.response_complete:
-            cycle.arrived(piece, is_whole=body.is_complete)
-        if not body.is_complete and rest:
-            self._keep_pipelined(rest)
-            self.loop.call_later(PAUSE_S, self._take_pipelined)
-            return b""
-        if body.is_complete:
             self._stage = Stage.PIPELINED
-            if cycle.response_complete:
-                self._await_next()
+            cycle.arrived(b"", is_whole=True)
+        else:
+            self._stage = Stage.BODY
+            cycle.expects_continue = head.expects_continue
         return rest
-
-    def _take_pipelined(self) -> None:
-        data, self._pipelined_bytes, self.flow.is_full = self._pipelined_bytes, b"", False
-        self.data_received(data)
-        if self._is_half_closed and not self._client_waits():
-            self._coalescing.send_held()
-            self.transport.close()
-
-    def _keep_pipelined(self, data: Bytes) -> None:
-        self._pipelined_bytes += data
-        if len(self._pipelined_bytes) > MAX_PIPELINED_BYTES:
-            self.flow.is_full = True
-            self.flow.pause_reading()
-            if self._stage is Stage.PIPELINED:
-                self._read_deadline.set(RESET_CHECK_S)
-
-    def _count_dropped(self, num_bytes: int) -> None:
-        self._num_dropped_bytes += num_bytes
-        if self._num_dropped_bytes > MAX_LINGER_BYTES:
-            self.transport.abort()
-
-    def _on_read_deadline(self) -> None:
-        """Handle the read deadline of the current stage. While the loop would notice no reset, check for one."""
-        if (self._is_half_closed or self.flow.is_full) and self._client_waits():
-            return
-        if self._stage is Stage.DROP and self.loop.time() < self._linger_ends_at:
-            self._discard()
-        elif self._stage is Stage.HEAD and self._partial_head not in (b"", CRLF):
-            error = ClientTimeout(f"the headers did not arrive within {self._limits.header_timeout_s:g} s")
-            self._refuse(error)
-        else:
-            self._coalescing.send_held()
-            self.transport.close()
-
-    def _client_waits(self) -> bool:
-        """Return whether a client from which nothing is read still waits for a response; if so, check again later."""
-        if self._stage is Stage.HEAD or self.cycle.response_complete or self.transport.is_closing():
-            return False
-        if self._stage is Stage.BODY:
-            may_wait = bool(self._pipelined_bytes)  # decided when these bytes are parsed
-        else:
-            is_pipelined_last = self._pipelined_is_last and bool(self._pipelined_bytes)
-            may_wait = not self._is_half_closed or self._stage is Stage.DROP or self._is_last or is_pipelined_last
-        if not may_wait or self._slot.is_reset:
-            return False
-        self._read_deadline.set(RESET_CHECK_S)
-        return True
-
-    def _on_write_deadline(self) -> None:
-        if self.transport.get_write_buffer_size():
-            self.transport.abort()
 
     def _refuse(self, error: ServiceError) -> None:
         """Answer the request that has begun with an error and discard further bytes. The connection then closes."""
@@ -330,28 +298,78 @@ class Connection(HttpToolsProtocol):
         """Hand the request to the application, which starts in the next loop tick."""
         self._partial_head = b""
         self._read_deadline.clear()
-        scope = {**self.scope, **request_scope(head), "state": self.app_state.copy()}
+        scope = {**self._scope, **request_scope(head), "state": self._app_state.copy()}
         if refusal is not None:
             scope[REFUSED] = refusal
-        if self._slot.is_overflow:
+        if self._is_overflow:
             scope[CROWDED] = True
-        keeps_alive = head.keeps_alive and not self._slot.is_overflow
-        self.cycle = Cycle(self, self._coalescing, scope, self.may_be_reused, self._read_ahead, keeps_alive=keeps_alive)
-        self._start_asgi_task(self.cycle, self.app)
+        self.cycle = Cycle(
+            scope,
+            self.flow,
+            self._shared.read_ahead,
+            self._server_state.default_headers,
+            self._may_be_reused,
+            self._answered,
+            keeps_alive=head.keeps_alive and not self._is_overflow,
+        )
+        self.is_busy = True
+        task = self.loop.create_task(self.cycle.run(self.app))
+        self._server_state.tasks.add(task)
+        task.add_done_callback(self._server_state.tasks.discard)
         return self.cycle
 
-    def may_be_reused(self) -> bool:
+    def _take_body(self, data: Bytes) -> Bytes:
+        cycle, body = self.cycle, self._body
+        try:
+            piece, rest = body.take(data)
+        except BadRequest as error:
+            self._stage, cycle.keeps_alive = Stage.DROP, False
+            cycle.fail(error)
+            return b""
+        if self.is_busy:
+            cycle.arrived(piece, is_whole=body.is_complete)
+        if not body.is_complete and rest:
+            self._keep_pipelined(rest)
+            self.loop.call_later(CHUNK_PAUSE_S, self._take_pipelined)
+            return b""
+        if body.is_complete:
+            self._stage = Stage.PIPELINED
+            if not self.is_busy:
+                self._await_next()
+        return rest
+
+    def _take_pipelined(self) -> None:
+        data, self._pipelined_bytes, self.flow.is_full = self._pipelined_bytes, b"", False
+        self.data_received(data)
+        if self._is_half_closed and not self._client_waits():
+            self.flow.close()
+
+    def _keep_pipelined(self, data: Bytes) -> None:
+        self._pipelined_bytes += data
+        if len(self._pipelined_bytes) > MAX_PIPELINED_BYTES:
+            self.flow.is_full = True
+            self.flow.pause_reading()
+            if self._stage is Stage.PIPELINED:
+                self._read_deadline.set(RESET_CHECK_S)
+
+    # The end of a response, and of the connection.
+
+    def _may_be_reused(self) -> bool:
         """Return whether the connection takes another request: the body is complete, or its rest is small and sure to come."""
         if self._is_shedding and not self._pipelined_bytes:  # requests that have arrived are answered first
             return False
         if self._stage is not Stage.BODY:
             return True
         left = self._body.left
-        return left is not None and left <= MAX_DROPPED_BYTES and not self.cycle.waiting_for_100_continue
+        return left is not None and left <= MAX_DROPPED_BYTES and not self.cycle.expects_continue
 
-    def on_response_complete(self) -> None:
-        self.server_state.total_requests += 1
-        if self.transport.is_closing() or self._stage is Stage.DROP:
+    def _answered(self) -> None:
+        self.is_busy = False
+        self._server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        if not self.cycle.keeps_alive:
+            self._end()
             return
         self._write_deadline.set(self._limits.write_timeout_s)
         self.flow.resume_reading()
@@ -361,55 +379,86 @@ class Connection(HttpToolsProtocol):
             self._await_next()
 
     def _await_next(self) -> None:
-        self._stage = Stage.HEAD
-        self._read_deadline.set(self.timeout_keep_alive)
+        self._stage = Stage.IDLE
+        self._read_deadline.set(self._config.timeout_keep_alive)
         if self._pipelined_bytes:
             self._take_pipelined()
             self.flow.resume_reading()
 
-    def _lingering_close(self) -> None:
-        """Close after the last response: at once if the client has nothing more to send, else after LINGER_S."""
+    def _end(self) -> None:
+        """Close after the last response: at once if the client has nothing more to send, else after RESPONSE_LINGER_S."""
         is_finished = self._is_half_closed or (self._stage is Stage.PIPELINED and not self._pipelined_bytes)
         self._stage, self._pipelined_bytes, self.flow.is_full = Stage.DROP, b"", False
         self._read_deadline.clear()
         self._write_deadline.set(self._limits.write_timeout_s)
-        if is_finished or self.transport.is_closing():
-            self.transport.close()
+        if is_finished:
+            self.flow.close()
             return
+        self._read_deadline.set(RESPONSE_LINGER_S)
+        self.flow.send_held()
         if self.transport.can_write_eof():
             self.transport.write_eof()
-            self._linger_ends_at = self.loop.time() + LINGER_S
-            self.flow.pause_reading()
-            self._read_deadline.set(DISCARD_DELAY_S)
+        self.flow.resume_reading()
+
+    def _count_dropped(self, num_bytes: int) -> None:
+        self._num_dropped_bytes += num_bytes
+        if self._num_dropped_bytes > MAX_LINGER_BYTES:
+            self.transport.abort()
+
+    def _on_read_deadline(self) -> None:
+        """Handle the read deadline of the current stage. While the loop would notice no reset, check for one."""
+        if (self._is_half_closed or self.flow.is_full) and self._client_waits():
+            return
+        if self._stage is Stage.HEAD and self._partial_head not in (b"", CRLF):
+            self._refuse(ClientTimeout(f"the headers did not arrive within {self._limits.header_timeout_s:g} s"))
         else:
-            self.flow.resume_reading()
-            self._read_deadline.set(LINGER_S)
+            self.flow.close()
 
-    def _discard(self) -> None:
-        """Discard what has arrived in the kernel, and close if the end has arrived too; else repeat until the lingering ends."""
-        try:
-            for _ in range(MAX_DISCARDS):
-                num_bytes = self._slot.discard()
-                if not num_bytes:
-                    self.transport.close()
-                    return
-                self._count_dropped(num_bytes)
-        except BlockingIOError:  # no more has arrived
-            pass
-        except OSError:  # reset
-            self.transport.close()
-        if not self.transport.is_closing():
-            self._read_deadline.set(min(DISCARD_PAUSE_S, self._linger_ends_at - self.loop.time()))
+    def _on_write_deadline(self) -> None:
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+
+    def _client_waits(self) -> bool:
+        """Return whether a client from which nothing is read still waits for a response; if so, check again later."""
+        if not self.is_busy or self.transport.is_closing():
+            return False
+        if self._stage is Stage.BODY:
+            may_wait = bool(self._pipelined_bytes)  # decided when these bytes are parsed
+        else:
+            is_pipelined_last = self._pipelined_is_last and bool(self._pipelined_bytes)
+            may_wait = not self._is_half_closed or self._stage is Stage.DROP or self._is_last or is_pipelined_last
+        if not may_wait or is_reset(self.transport.get_extra_info("socket")):
+            return False
+        self._read_deadline.set(RESET_CHECK_S)
+        return True
 
 
-class ConnectionSet(set[Connection]):
-    """uvicorn's set of connections, which shrinks by `discard` only; whenever that empties it, `emptied` is set."""
+def _connection_scope(config: uvicorn.Config, transport: asyncio.Transport) -> Scope:
+    """Return the part of an ASGI scope that all requests of a connection share."""
+    server, client = (transport.get_extra_info(name) for name in ("sockname", "peername"))
+    return {
+        "type": "http",
+        "asgi": {"version": config.asgi_version, "spec_version": "2.3"},
+        "scheme": "https" if transport.get_extra_info("sslcontext") else "http",
+        "server": server[:2] if isinstance(server, tuple) else None,
+        "client": client[:2] if isinstance(client, tuple) else None,
+        "root_path": config.root_path,
+    }
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.emptied = asyncio.Event()
 
-    def discard(self, item: object) -> None:
-        super().discard(item)
-        if not self:
-            self.emptied.set()
+def request_scope(head: Head) -> Scope:
+    """Return the part of a request's ASGI scope that its head decides."""
+    # A copy of the fields, because an application may change its scope.
+    line, fields, named = head.line, list(head.fields), head.named
+    if head.authority:
+        fields = [*(field for field in fields if field[0] != b"host"), (b"host", head.authority)]
+        named = HeaderFields(fields)
+    return {
+        "http_version": line.version,
+        "method": line.method,
+        "path": line.path,
+        "raw_path": line.raw_path,
+        "query_string": line.query,
+        "headers": fields,
+        HEADER_FIELDS: named,
+    }

@@ -1,30 +1,61 @@
-"""Cycle: carries one request to the application and its response back; WriteCoalescer joins the writes of one loop tick.
+"""Cycle: carries one request to the application and its response back, through the Flow of its connection.
 
 Invariants: If a body turns out to be malformed half-way, the code that reads it gets the error and answers. A response never
 counts as sent if the client disconnected before its end. Only the connection decides when to close.
 
 Write coalescing: every response wakes its client, and a client on the same machine takes a core from the service. Responses that
-are sent together are read together, and the next requests arrive together (docs/performance.md). The first response of a tick is
+are sent together are read together, and the next requests arrive together (docs/decisions.md). The first response of a tick is
 sent at once, because it may be the only one. The others are sent in order when the tick ends, or after the inline batch that
-began in it. A response to HEAD, and one that closes its connection, is sent at once too.
+began in it. A response that closes its connection is sent at once too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable
-from typing import Any
-
-from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+import http
+import logging
+from collections.abc import Callable, Iterable, Sequence
 
 from service.errors import QueueFull, ServiceError
-from service.http.asgi import CYCLE, FIELDS, ClientGone
-from service.http.request_parser import Head, HeaderFields
+from service.http.asgi import CYCLE, Application, ClientGone, Message, Scope
+from service.http.request_parser import CRLF, is_clean
 from service.loop_time import LoopTick
 
 Piece = bytes | bytearray | memoryview
+Field = tuple[bytes, bytes]
+
+# Above this many unread bytes of a body, reading pauses. Most bodies are smaller, and one read returns at most as many.
+MAX_AHEAD_BYTES = 256 * 1024
+# A smaller piece of a body absorbs the next one.
+SMALL_BYTES = 4096
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+BODILESS_STATUSES = (204, 304)
+_STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in http.HTTPStatus}
+_FAULT = b"Internal Server Error"
+_FAULT_FIELDS = [
+    (b"content-type", b"text/plain"),
+    (b"content-length", b"%d" % len(_FAULT)),
+    (b"connection", b"close"),
+]
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(slots=True)
+class ReadAhead:
+    """The bytes of bodies that have arrived and that the application does not read yet, of all connections on one loop.
+
+    One tick reads every socket that has something to read, thousands in an overload, before any application task runs.
+    """
+
+    max_bytes: int
+    num_bytes: int = 0
+
+    def take(self, num_bytes: int) -> None:
+        """Count bytes; raise QueueFull, and count nothing, if they are too many."""
+        if self.num_bytes + num_bytes > self.max_bytes:
+            raise QueueFull(f"{self.num_bytes:,} of at most {self.max_bytes:,} bytes of bodies have just arrived")
+        self.num_bytes += num_bytes
 
 
 class WriteCoalescer:
@@ -50,190 +81,120 @@ class WriteCoalescer:
             send_later()
 
 
-# Above this many unread bytes of a body, reading pauses. Most bodies are smaller, and one read returns at most as many.
-MAX_AHEAD_BYTES = 256 * 1024
-# A smaller piece of a body absorbs the next one.
-SMALL_BYTES = 4096
+class Flow:
+    """The transport of a connection, which pauses reading, and writing while `writable` is not set.
 
-
-@dataclasses.dataclass(slots=True)
-class ReadAhead:
-    """The bytes of bodies that have arrived and that the application does not read yet, of all connections on one loop.
-
-    One tick reads every socket that has something to read, thousands in an overload, before any application task runs.
+    Reading does not resume while `is_full`. What is written may wait for responses of other connections (`WriteCoalescer`).
     """
 
-    max_bytes: int
-    num_bytes: int = 0
-
-    def take(self, num_bytes: int) -> None:
-        """Count bytes; raise QueueFull, and count nothing, if they are too many."""
-        if self.num_bytes + num_bytes > self.max_bytes:
-            raise QueueFull(f"{self.num_bytes:,} of at most {self.max_bytes:,} bytes of bodies have just arrived")
-        self.num_bytes += num_bytes
-
-
-class CoalescingTransport:
-    """The transport that a cycle writes to.
-
-    A response head waits for the first bytes of its body and is sent with them: alone it would cost a system call and a packet,
-    and wake the client. Both may also wait for responses of other connections (`WriteCoalescer`). `close` calls `on_close`.
-    """
-
-    def __init__(self, transport: asyncio.Transport, coalescer: WriteCoalescer, on_close: Callable[[], None]) -> None:
-        self._transport = transport
+    def __init__(self, transport: asyncio.Transport, coalescer: WriteCoalescer) -> None:
+        self.transport = transport
+        self.writable = asyncio.Event()
+        self.writable.set()
+        self.is_full = False
+        self._is_reading = True
         self._coalescer = coalescer
-        self._on_close = on_close
-        self._head = b""
-        self._held: list[bytes] = []
-        self.is_closing = transport.is_closing
-        self.is_head = False  # whether the next write is the head of a response
+        self._held: list[Piece] = []
 
-    def write(self, data: bytes) -> None:
-        if self.is_head:
-            self._head, self.is_head = data, False
-            return
-        head, self._head = self._head, b""
-        pieces = [head, data] if head else [data]
-        if self._held or (head and not self._coalescer.may_send_now(self.send_held)):
+    def pause_reading(self) -> None:
+        if self._is_reading:
+            self._is_reading = False
+            self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if not self._is_reading and not self.is_full:
+            self._is_reading = True
+            self.transport.resume_reading()
+
+    def write(self, pieces: list[Piece], *, begins: bool) -> None:
+        """Send `pieces`, or hold them back if they begin a response, or if those before them are held back."""
+        if self._held or (begins and not self._coalescer.may_send_now(self.send_held)):
             self._held += pieces
         else:
-            self._transport.writelines(pieces)
-
-    def flush(self) -> None:
-        """Send a head without a body, at the end of a response."""
-        if self._head:
-            self._held.append(self._head)
-            self._head = b""
-            self.send_held()
+            self.transport.writelines(pieces)
 
     def send_held(self) -> None:
         """Send what was held back, unless the connection is lost."""
-        if not self._held:
-            return
         held, self._held = self._held, []
-        if self.is_closing():
+        if not held or self.transport.is_closing():
             return
         try:
-            self._transport.writelines(held)
+            self.transport.writelines(held)
         except Exception:  # noqa: BLE001 (no transport documents which; other connections' responses wait behind this one)
-            self._transport.abort()
+            self.transport.abort()
 
     def close(self) -> None:
-        self.flush()
         self.send_held()
-        self._on_close()
+        self.transport.close()
 
 
-class Flow(FlowControl):
-    """uvicorn's flow control, except that reading does not resume while `is_full`."""
+class Cycle:
+    """One request and its response. The application calls `receive` and `send`, or takes this object from its scope.
 
-    is_full = False
-
-    def resume_reading(self) -> None:
-        if self.read_paused and not self.is_full:
-            super().resume_reading()
-
-
-def request_scope(head: Head) -> dict[str, Any]:
-    """Return the part of a request's ASGI scope that its head decides."""
-    # A copy of the fields, because an application may change its scope.
-    line, fields, named = head.line, list(head.fields), head.named
-    if head.authority:
-        fields = [*(field for field in fields if field[0] != b"host"), (b"host", head.authority)]
-        named = HeaderFields(fields)
-    return {
-        "http_version": line.version,
-        "method": line.method,
-        "path": line.path,
-        "raw_path": line.raw_path,
-        "query_string": line.query,
-        "headers": fields,
-        FIELDS: named,
-    }
-
-
-class Cycle(RequestResponseCycle):
-    """uvicorn's cycle, which also reports the arrival of the body and a disconnect without a task or a timer.
-
-    It drops the rest of a body that exceeds a bound, or that is unread when the response is complete. `send` raises ClientGone if
-    the client disconnected before the end of the response, and sends no chunks to clients before HTTP/1.1. `may_be_reused`
-    returns whether the connection takes another request after the response that begins now.
+    `take_body`, `on_bytes` and `on_disconnect` report the arrival of the body and a disconnect without a task or a timer. The
+    rest of a body that exceeds a bound, or that is unread when the response is complete, is dropped. `may_be_reused` returns
+    whether the connection takes another request after the response that begins now; `answered` is called at its end.
     """
-
-    transport: CoalescingTransport  # type: ignore[assignment]
-    num_written = 0  # bytes of a long response so far
-    waited_s = 0.0  # total time that the response has waited for the client to read; the last wait began at `paused_at`
-    paused_at: float | None = None
 
     def __init__(
         self,
-        connection: HttpToolsProtocol,
-        transport: CoalescingTransport,
-        scope: Any,
-        may_be_reused: Callable[[], bool],
+        scope: Scope,
+        flow: Flow,
         read_ahead: ReadAhead,
+        default_headers: Sequence[Field],
+        may_be_reused: Callable[[], bool],
+        answered: Callable[[], object],
         *,
         keeps_alive: bool,
     ) -> None:
-        super().__init__(
-            scope=scope,
-            transport=transport,  # type: ignore[arg-type]
-            flow=connection.flow,
-            logger=connection.logger,
-            access_logger=connection.access_logger,
-            access_log=connection.access_log,
-            default_headers=connection.server_state.default_headers,
-            message_event=asyncio.Event(),
-            expect_100_continue=False,
-            keep_alive=keeps_alive,
-            on_response=connection.on_response_complete,
-        )
+        self.keeps_alive = keeps_alive
+        self.expects_continue = False
+        self.is_whole = False  # whether the whole body has arrived
+        self.is_answered = False
+        self.is_gone = False  # whether the client disconnected before that
+        self.num_written = 0  # bytes of a long response so far
+        self.waited_s = 0.0  # total time that the response has waited for the client to read
+        self.paused_at: float | None = None  # when the last wait began
+        self._scope = scope
+        self._flow = flow
+        self._default_headers = default_headers
         self._may_be_reused = may_be_reused
+        self._answered = answered
+        # What has arrived.
+        self._news = asyncio.Event()
+        self._read_ahead = read_ahead
+        self._pieces: list[Piece] = []
+        self._num_ahead = 0  # the bytes of `_pieces` that `read_ahead` counts
         self._has_failed = False  # no more of the body is read
         self._failure: ServiceError | None = None  # the error, until `receive` raises it
         self._on_disconnect: Callable[[], object] | None = None
         self._on_bytes: Callable[[int], object] | None = None
-        self._pieces: list[Piece] = []
-        self._read_ahead = read_ahead
-        self._num_ahead = 0  # the bytes of `_pieces` that `read_ahead` counts
+        # The response.
+        self._is_started = False
+        self._is_for_head = scope["method"] == "HEAD"
+        self._head = b""  # it waits for the first bytes of its body: alone it would cost a system call and a packet
+        self._is_chunked = False
+        self._left: int | None = None  # bytes that Content-Length announced; None if it is missing
         scope[CYCLE] = self
-        if scope["http_version"] == "1.0":
-            self.chunked_encoding = False
 
-    async def run_asgi(self, app: Any) -> None:
-        await super().run_asgi(app)
-        # Break the reference cycle: only the garbage collector would find it, with all of the request's memory.
-        scope: Any = self.scope
-        scope.pop(CYCLE, None)
-        self._take_pieces()  # free unread pieces: the cycle lives as long as its connection, which may linger
+    async def run(self, application: Application) -> None:
+        """Run the application for this request, and end the response that it does not end."""
+        try:
+            await application(self._scope, self.receive, self.send)
+            if not self.is_answered and not self.is_gone:
+                raise RuntimeError("the application returned before the end of its response")  # noqa: TRY301 (logged below)
+        except ClientGone:
+            pass
+        except Exception:  # noqa: BLE001 (the application's, whatever it is)
+            _log.exception("the application raised an error")
+        finally:
+            # Break the reference cycle: only the garbage collector would find it, with all of the request's memory.
+            self._scope.pop(CYCLE, None)
+            self._take_pieces()  # free unread pieces: the cycle lives as long as its connection, which may linger
+            if not self.is_answered and not self.is_gone:
+                self._break_off()
 
-    def fail(self, failure: ServiceError) -> None:
-        """Free the body so far, and drop the rest; `receive` raises `failure`."""
-        self._failure, self._has_failed = failure.with_traceback(None), True  # its frames hold the bytes
-        self._on_bytes = None
-        self._take_pieces()
-        self.message_event.set()
-
-    def report_disconnect(self) -> None:
-        if self._on_disconnect is not None:
-            self._on_disconnect()
-
-    def on_bytes(self, callback: Callable[[int], object] | None) -> None:
-        """Call `callback` with the number of body bytes so far, and with that of each later part; None cancels this.
-
-        If `callback` raises a ServiceError, `receive` raises it, or this method does.
-        """
-        self._on_bytes = callback
-        if callback is not None and self._pieces:
-            self._release_ahead()
-            callback(sum(map(len, self._pieces)))
-
-    def on_disconnect(self, callback: Callable[[], object] | None) -> None:
-        """Call `callback` when the client disconnects before its complete answer, at once if it already has; None cancels it."""
-        self._on_disconnect = callback
-        if self.disconnected and not self.response_complete:
-            self.report_disconnect()
+    # What arrives: the connection calls these three.
 
     def arrived(self, piece: Piece, *, is_whole: bool) -> None:
         """Store a piece of the body. Only the end of the body wakes the reader, so that single bytes do not.
@@ -241,7 +202,7 @@ class Cycle(RequestResponseCycle):
         Without an `on_bytes` callback a large amount also wakes the reader, and pauses reading. With a callback the bytes are
         bounded already, and each pause would cost two loop ticks.
         """
-        self.more_body = not is_whole
+        self.is_whole = is_whole
         if self._has_failed:
             return
         try:
@@ -260,12 +221,156 @@ class Cycle(RequestResponseCycle):
         else:
             self._pieces.append(piece)
         if is_whole:
-            self.message_event.set()
+            self._news.set()
         elif self._num_ahead > MAX_AHEAD_BYTES:
-            self.flow.pause_reading()
-            self.message_event.set()
+            self._flow.pause_reading()
+            self._news.set()
         else:
-            self.flow.resume_reading()
+            self._flow.resume_reading()
+
+    def fail(self, failure: ServiceError) -> None:
+        """Free the body so far, and drop the rest; `receive` raises `failure`."""
+        self._failure, self._has_failed = failure.with_traceback(None), True  # its frames hold the bytes
+        self._on_bytes = None
+        self._take_pieces()
+        self._news.set()
+
+    def disconnect(self) -> None:
+        """Note that the client is gone before the end of the response."""
+        self.is_gone = True
+        self._news.set()
+        if self._on_disconnect is not None:
+            self._on_disconnect()
+
+    # What the application calls.
+
+    def on_bytes(self, callback: Callable[[int], object] | None) -> None:
+        """Call `callback` with the number of body bytes so far, and with that of each later part; None cancels this.
+
+        If `callback` raises a ServiceError, `receive` raises it, or this method does.
+        """
+        self._on_bytes = callback
+        if callback is not None and self._pieces:
+            self._release_ahead()
+            callback(sum(map(len, self._pieces)))
+
+    def on_disconnect(self, callback: Callable[[], object] | None) -> None:
+        """Call `callback` when the client disconnects before its complete answer, at once if it already has; None cancels it."""
+        self._on_disconnect = callback
+        if callback is not None and self.is_gone:
+            callback()
+
+    def take_body(self) -> list[Piece] | None:
+        """Return the whole body in parts if it is complete and still unread; then `receive` gives only the disconnect."""
+        if not self.is_whole or self.is_gone or self._has_failed:
+            return None
+        self._news.clear()
+        self._flow.resume_reading()
+        return self._take_pieces()
+
+    async def receive(self) -> Message:
+        """Return what has arrived of the body; the disconnect at the end of the response too. Raises the error of `fail`."""
+        if self.expects_continue:
+            self.expects_continue = False
+            if not self._flow.transport.is_closing():
+                self._flow.write([CONTINUE], begins=False)
+        if not self.is_gone and not self.is_answered:
+            self._flow.resume_reading()
+            await self._news.wait()
+            self._news.clear()
+        if self._failure is not None and not self.is_gone and not self.is_answered:
+            # Do not keep the error: its frames hold the body read so far, and this cycle stays until the rest is dropped.
+            failure, self._failure = self._failure, None
+            try:
+                raise failure
+            finally:
+                del failure
+        if self.is_gone or self.is_answered or self._has_failed:
+            return {"type": "http.disconnect"}
+        pieces = self._take_pieces()
+        body = pieces[0] if len(pieces) == 1 and isinstance(pieces[0], bytes) else b"".join(pieces)
+        return {"type": "http.request", "body": body, "more_body": not self.is_whole}
+
+    async def send(self, message: Message) -> None:
+        """Send a part of the response. Raises ClientGone if the client disconnected before its end."""
+        if not self._flow.writable.is_set() and not self.is_gone:
+            await self._flow.writable.wait()
+        if self.is_gone:
+            raise ClientGone
+        kind = message["type"]
+        if kind == "http.response.start" and not self._is_started:
+            self._start(message["status"], message.get("headers", ()))
+        elif kind == "http.response.body" and self._is_started and not self.is_answered:
+            self._write(message.get("body", b""), has_more=message.get("more_body", False))
+        else:
+            raise RuntimeError(f"a response has one start and then its body until the end, and this message is {kind}")
+
+    # The response.
+
+    def _start(self, status: int, headers: Iterable[Field]) -> None:
+        if self.keeps_alive:
+            self.keeps_alive = self._may_be_reused()
+        self.expects_continue = self._is_chunked = False
+        self._left = None
+        lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status]
+        says_close = False
+        for name, value in (*self._default_headers, *headers):
+            lower = name.lower()
+            if lower == b"content-length":
+                self._left = int(value)
+            elif lower == b"connection" and b"close" in value.lower():
+                self.keeps_alive, says_close = False, True
+            lines.append(b"%b: %b\r\n" % (lower, value))
+        if not self.keeps_alive and not says_close:
+            lines.append(b"connection: close\r\n")
+        if self._is_for_head or status in BODILESS_STATUSES:
+            self._left = 0
+        elif self._left is None and self._scope["http_version"] != "1.0":  # a client before 1.1 reads up to the end
+            self._is_chunked = True
+            lines.append(b"transfer-encoding: chunked\r\n")
+        head = b"".join(lines) + CRLF
+        if head.count(CRLF) != len(lines) + 1 or not is_clean(head):
+            raise RuntimeError("a header field of a response must not have control characters")
+        self._head, self._is_started = head, True
+
+    def _write(self, body: Piece, *, has_more: bool) -> None:
+        if has_more:
+            self.num_written += len(body)  # before the write, which may pause writing
+        pieces = [] if self._is_for_head else self._framed(body, has_more=has_more)
+        head, self._head = self._head, b""
+        if head:
+            pieces.insert(0, head)
+        if pieces:
+            self._flow.write(pieces, begins=bool(head))
+        if not has_more:
+            self._end()
+
+    def _framed(self, body: Piece, *, has_more: bool) -> list[Piece]:
+        """Return a part of the body as the bytes of a chunk, or of what Content-Length announced."""
+        if self._is_chunked:
+            pieces: list[Piece] = [b"%x\r\n" % len(body), body, CRLF] if body else []
+            return pieces if has_more else [*pieces, b"0\r\n\r\n"]
+        if self._left is not None:
+            self._left -= len(body)
+            if self._left < 0 or (self._left and not has_more):
+                raise RuntimeError("the body of a response must have as many bytes as its Content-Length")
+        return [body] if body else []
+
+    def _break_off(self) -> None:
+        """End the connection after a response that the application did not end: behind what there is of it, else behind a 500."""
+        if not self._is_started:
+            self._start(500, _FAULT_FIELDS)
+            self._write(_FAULT, has_more=False)
+            return
+        if self._head:
+            self._flow.write([self._head], begins=True)
+        self.keeps_alive = False
+        self._end()
+
+    def _end(self) -> None:
+        self.is_answered = True
+        self._news.set()
+        self._answered()
 
     def _take_pieces(self) -> list[Piece]:
         self._release_ahead()
@@ -275,42 +380,3 @@ class Cycle(RequestResponseCycle):
     def _release_ahead(self) -> None:
         self._read_ahead.num_bytes -= self._num_ahead
         self._num_ahead = 0
-
-    def take_body(self) -> list[Piece] | None:
-        """Return the whole body in parts if it is complete and still unread; then `receive` gives only the disconnect."""
-        if self.more_body or self.disconnected or self._has_failed:
-            return None
-        self.message_event.clear()
-        self.flow.resume_reading()
-        return self._take_pieces()
-
-    async def receive(self) -> Any:
-        """Like uvicorn's, but raise the error of `fail`, and do not copy a body that is one piece."""
-        message: Any = await super().receive()
-        if message["type"] == "http.disconnect" or (self._has_failed and self._failure is None):
-            return {"type": "http.disconnect"}
-        if self._failure is not None:
-            # Do not keep the error: its frames hold the body read so far, and this cycle stays until the rest is dropped.
-            failure, self._failure = self._failure, None
-            try:
-                raise failure
-            finally:
-                del failure
-        pieces = self._take_pieces()
-        message["body"] = pieces[0] if len(pieces) == 1 and isinstance(pieces[0], bytes) else b"".join(pieces)
-        return message
-
-    async def send(self, message: Any) -> None:
-        if self.keep_alive and not self.response_started:
-            self.keep_alive = self._may_be_reused()
-        if self.scope["http_version"] == "1.0":
-            # The response ends with the connection (RFC 9112, section 6.3), but uvicorn counts down an expected length.
-            self.expected_content_length = len(message.get("body", b""))
-        if message.get("more_body"):
-            self.num_written += len(message["body"])
-        self.transport.is_head = message["type"] == "http.response.start"
-        await super().send(message)
-        if self.response_complete:
-            self.transport.flush()
-        if self.disconnected and not self.response_complete:
-            raise ClientGone

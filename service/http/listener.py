@@ -2,7 +2,7 @@
 
 Must not know: HTTP, the protocol of a connection, what happens to open connections when the listener closes (`worker/server.py`).
 Invariants: A connection has a slot from its acceptance, TLS handshake included, to its end. A new overflow connection evicts the
-oldest one, so that health is answered however many connections stay silent. Without descriptors it pauses for ACCEPT_PAUSE_S.
+oldest one, so that health is answered however many connections stay silent. Without free descriptors it pauses for a moment.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import fcntl
 import functools
-import mmap
 import socket
 import ssl
 import sys
@@ -22,10 +21,8 @@ from typing import Any
 BACKLOG = 2048
 MAX_OVERFLOW = 64
 # Connections accepted in one loop tick, about 30 µs each.
-BATCH = 16
+ACCEPTS_A_TICK = 16
 ACCEPT_PAUSE_S = 1.0
-# One call discards at most this many bytes. Nothing writes to this mapping, so it takes no memory; a bytearray would take 4 MiB.
-_DISCARDED = mmap.mmap(-1, 2**22)
 _TCP_CLOSE = 7  # TCP_CLOSE in linux/tcp_states.h
 
 
@@ -40,27 +37,6 @@ class ConnectionSlot:
         self._others = others
         others[self] = None
 
-    @property
-    def is_reset(self) -> bool:
-        """Whether the client has reset the connection. Without a read or a write only the kernel knows."""
-        return self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE
-
-    @property
-    def is_acknowledged(self) -> bool:
-        """Whether the client has acknowledged every byte that was sent to it, or is gone."""
-        try:
-            unacknowledged = fcntl.ioctl(self._socket, termios.TIOCOUTQ, b"\0" * 4)
-        except (OSError, ValueError):  # the socket is closed
-            return True
-        return int.from_bytes(unacknowledged, sys.byteorder) == 0
-
-    def discard(self) -> int:
-        """Discard the bytes that have arrived without copying them; return how many, 0 at the end of the stream.
-
-        Raises BlockingIOError if none has arrived, and another OSError after a reset.
-        """
-        return self._socket.recv_into(_DISCARDED, 0, socket.MSG_DONTWAIT | socket.MSG_TRUNC)
-
     def leave(self) -> None:
         self._others.pop(self, None)
 
@@ -70,8 +46,22 @@ class ConnectionSlot:
             self._socket.shutdown(socket.SHUT_RDWR)
 
 
+def is_reset(connected: socket.socket) -> bool:
+    """Return whether the client has reset the connection. Without a read or a write only the kernel knows."""
+    return connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE
+
+
+def is_acknowledged(connected: socket.socket) -> bool:
+    """Return whether the client has acknowledged every byte that was sent to it, or is gone."""
+    try:
+        unacknowledged = fcntl.ioctl(connected, termios.TIOCOUTQ, b"\0" * 4)
+    except (OSError, ValueError):  # the socket is closed
+        return True
+    return int.from_bytes(unacknowledged, sys.byteorder) == 0
+
+
 class Listener:
-    """Accepts connections on one bound socket, on the running loop; `make` gives a connection its protocol.
+    """Accepts connections on one bound socket, on the running loop; `make(slot=…)` gives a connection its protocol.
 
     It keeps up to `max_connections` connections, and MAX_OVERFLOW more, which serve one request each. With `tls` the handshake
     may take `handshake_timeout_s`. `report_error` gets the error that pauses accepting, or ends it early in `close`.
@@ -81,7 +71,7 @@ class Listener:
         self,
         bound: socket.socket,
         max_connections: int,
-        make: Callable[[ConnectionSlot], asyncio.Protocol],
+        make: Callable[..., asyncio.Protocol],
         tls: ssl.SSLContext | None,
         handshake_timeout_s: float,
         report_error: Callable[[OSError], None],
@@ -116,7 +106,7 @@ class Listener:
         return self._connecting.copy()
 
     def _take(self) -> None:
-        if not self._accept(BATCH):
+        if not self._accept(ACCEPTS_A_TICK):
             self._loop.remove_reader(self._socket)
             self._pause = self._loop.call_later(ACCEPT_PAUSE_S, self._loop.add_reader, self._socket, self._take)
 
@@ -146,7 +136,7 @@ class Listener:
         slot = ConnectionSlot(taken, self._overflow if is_overflow else self._kept, is_overflow=is_overflow)
         tls: Any = {} if self._tls is None else {"ssl": self._tls, "ssl_handshake_timeout": self._handshake_timeout_s}
         try:
-            await self._loop.connect_accepted_socket(functools.partial(self._make, slot), taken, **tls)
+            await self._loop.connect_accepted_socket(functools.partial(self._make, slot=slot), taken, **tls)
         except BaseException as error:
             slot.leave()
             taken.close()

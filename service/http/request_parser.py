@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from typing import Any, NamedTuple, TypeVar, TypeVarTuple
 
 from service.errors import BadRequest, HeadersTooLarge, TargetTooLong
-from service.http.asgi import FIELDS
+from service.http.asgi import HEADER_FIELDS
 
 Bytes = bytes | memoryview
 T = TypeVar("T")
@@ -57,9 +57,9 @@ class HeaderFields(dict[bytes, tuple[bytes, ...]]):
 
 def fields_of(scope: MutableMapping[str, Any]) -> HeaderFields:
     """Return the header fields of a request's ASGI scope."""
-    found: HeaderFields | None = scope.get(FIELDS)
+    found: HeaderFields | None = scope.get(HEADER_FIELDS)
     if found is None:  # another ASGI server's scope
-        found = scope[FIELDS] = HeaderFields(scope["headers"])
+        found = scope[HEADER_FIELDS] = HeaderFields(scope["headers"])
     return found
 
 
@@ -68,8 +68,8 @@ END = b"\r\n\r\n"
 # 19 digits hold every length up to 2^63; no machine holds a longer body.
 MAX_LENGTH_DIGITS = 19
 # Clients repeat most heads, and most lines of the other heads. Parsing costs many times as much as a cache lookup.
-NUM_CACHED = 256
-MAX_CACHED_BYTES = 1024
+NUM_CACHED_HEADS = 256
+MAX_CACHED_HEAD_BYTES = 1024
 _MAX_METHOD_BYTES = 32
 # A method, two spaces, "HTTP/1.1" and CR around the target.
 _AROUND_TARGET_BYTES = _MAX_METHOD_BYTES + 11
@@ -84,7 +84,7 @@ _GLIMPSE = re.compile(rb"(" + _METHOD + rb") (?:(?i:https?)://[^/?# ]{0,255})?(/
 _AUTHORITY = re.compile(rb"[^ ]+ (?i:https?)://([^/? ]+)")
 _ABSOLUTE = re.compile(rb"(?i:http(s?))://[A-Za-z0-9.\-_~:\[\]]+(/.*|\?.*)?")
 _UNCLEAN = "the lines of a request must end with CR LF and have no control characters"
-_HOST = re.compile(rb"(?:[A-Za-z0-9.\-_~!$&'()*+,;=%]*|\[[0-9A-Fa-fv:.]+\])(?::[0-9]*)?")
+_HOST_VALUE = re.compile(rb"(?:[A-Za-z0-9.\-_~!$&'()*+,;=%]*|\[[0-9A-Fa-fv:.]+\])(?::[0-9]*)?")
 
 
 class HeadLimits(NamedTuple):
@@ -117,7 +117,7 @@ class Head(NamedTuple):
 
 def read_head(head: bytes, limits: HeadLimits) -> Head:
     """Parse a whole head, without the empty line at its end. Raises BadRequest, TargetTooLong or HeadersTooLarge."""
-    return (_cached_head if len(head) <= MAX_CACHED_BYTES else _read_head)(head, limits)
+    return (_cached_head if len(head) <= MAX_CACHED_HEAD_BYTES else _read_head)(head, limits)
 
 
 def _read_head(head: bytes, limits: HeadLimits) -> Head:
@@ -148,7 +148,7 @@ def _read_head(head: bytes, limits: HeadLimits) -> Head:
     return Head(request_line, fields, named, length, keeps_alive, bool(expected), host)
 
 
-_cached_head = functools.lru_cache(NUM_CACHED)(_read_head)
+_cached_head = functools.lru_cache(NUM_CACHED_HEADS)(_read_head)
 
 
 def check_partial_head(partial_head: bytes, limits: HeadLimits) -> None:
@@ -186,7 +186,7 @@ def glimpse(partial_head: bytes) -> RequestLine:
     return RequestLine(method.decode("ascii"), urllib.parse.unquote(path.decode("ascii")), path, b"", "1.1")
 
 
-@functools.lru_cache(NUM_CACHED)
+@functools.lru_cache(NUM_CACHED_HEADS)
 def read_request_line(line: bytes, limits: HeadLimits) -> RequestLine:
     max_target_bytes = limits.max_target_bytes
     found = _REQUEST_LINE.fullmatch(line)
@@ -210,7 +210,7 @@ def read_request_line(line: bytes, limits: HeadLimits) -> RequestLine:
     return RequestLine(method, path, raw_path, query, f"1.{found[3].decode('ascii')}")
 
 
-@functools.lru_cache(NUM_CACHED)
+@functools.lru_cache(NUM_CACHED_HEADS)
 def read_field(line: bytes) -> tuple[bytes, bytes]:
     """Parse one header or trailer field. A name with a space is refused: it is a folded line or a smuggling attempt."""
     name, colon, value = line.partition(b":")
@@ -222,7 +222,7 @@ def read_field(line: bytes) -> tuple[bytes, bytes]:
 def _check_hosts(hosts: Sequence[bytes], *, is_needed: bool) -> None:
     if len(hosts) > 1 or (is_needed and not hosts):
         raise BadRequest("a request must have exactly one Host")
-    if hosts and _HOST.fullmatch(hosts[0]) is None:
+    if hosts and _HOST_VALUE.fullmatch(hosts[0]) is None:
         raise BadRequest("Host must be a name or an address, with an optional port")
 
 

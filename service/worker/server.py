@@ -1,8 +1,11 @@
 """Server: runs uvicorn in one worker process, and drains it at its end.
 
 Must not know: routes, batches, the supervisor's decisions.
+Of uvicorn it uses public names: `Config(http=…)`, which gets our `Connection`; and of its `Server` the attributes `config`,
+`lifespan`, `server_state`, `started` and `should_exit`, `run` and `on_tick`, which it calls, and `capture_signals`, `serve`,
+`startup`, `main_loop` and `shutdown`, which it overrides.
 Invariants: The first SIGTERM or SIGINT turns readiness off at once; requests are served as before for `delay_s`. Then the
-listener closes. An idle kept-alive connection may send one more within LAST_REQUEST_S; its response says `connection: close`.
+listener closes. An idle kept-alive connection may send one more request within LAST_REQUEST_S; its response closes it.
 Accepted requests are answered within `grace_s`; `settle` refuses the rest, and ANSWER_S later all connections are cut. A second
 signal, REPEAT_S after the first or later, ends the process at once, with 128 + its number. SIGHUP does nothing. The end of the
 supervisor, or a fault, starts the drain without delay, ends a delay that runs, and counts as no signal. None of these ends
@@ -20,18 +23,17 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
-from uvicorn.config import STARTUP_FAILURE
 
 from service import __version__
-from service.http.connection import Connection, ConnectionLimits, ConnectionSet
-from service.http.cycle import ReadAhead, WriteCoalescer
+from service.http.connection import Connection, ConnectionLimits, Shared
 from service.http.listener import ACCEPT_PAUSE_S, Listener
 from service.observability.logs import finish_logs, get_logger
-from service.supervisor.supervisor import ANSWER_S, CUT_S
+from service.supervisor.supervisor import ANSWER_S, CUT_S, EXIT_REFUSED
 
 if TYPE_CHECKING:
     from service.worker.service import Service
@@ -51,6 +53,19 @@ FAULT_GRACE_S = 2.0
 def _exit_at_once(exit_code: int) -> None:
     finish_logs()
     os._exit(exit_code)
+
+
+class ConnectionSet(set[Connection]):
+    """The open connections, which leave by `discard`; whenever that empties the set, `emptied` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.emptied = asyncio.Event()
+
+    def discard(self, item: object) -> None:
+        super().discard(item)
+        if not self:
+            self.emptied.set()
 
 
 class Server(uvicorn.Server):
@@ -143,13 +158,18 @@ class Server(uvicorn.Server):
         self._log.error("supervisor_gone")
         self.leave()
 
-    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Like uvicorn's, but signals arrive on the loop and are not raised again at the end."""
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Let signals arrive on the loop; uvicorn's raises them again at the end."""
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self._signalled, signum)
         loop.add_signal_handler(signal.SIGHUP, lambda: None)
-        await self._serve(sockets)
+        yield
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Like uvicorn's, but leave threads behind that never end."""
+        await super().serve(sockets)
         self._log.info("left", exit_code=self.exit_code)
         if not self._service.is_over():
             # An endless forward pass, or a slow check or file read: no request waits for its result any more.
@@ -160,13 +180,12 @@ class Server(uvicorn.Server):
         """Like uvicorn's, but with this service's Listener."""
         await self.lifespan.startup()
         if self.lifespan.should_exit:
-            sys.exit(STARTUP_FAILURE)
-        state, limits = self.lifespan.state, self._limits
-        shared = WriteCoalescer(), ReadAhead(limits.max_read_ahead_bytes)
+            sys.exit(EXIT_REFUSED)
+        limits = self._limits
         self._listener = Listener(
             self._bound,
             limits.max_connections,
-            functools.partial(Connection, self.config, self.server_state, state, limits, *shared),
+            functools.partial(Connection, self.config, self.server_state, self.lifespan.state, shared=Shared(limits)),
             self.config.ssl,
             limits.header_timeout_s,
             lambda error: self._log.error("connections_not_taken", reason=error.strerror, pause_s=ACCEPT_PAUSE_S),
@@ -201,7 +220,7 @@ class Server(uvicorn.Server):
             for task in late:  # the TLS handshake of a peer, which may never come
                 task.cancel()
         for connection in list(self._connections):
-            if connection.cycle is not None and not connection.cycle.response_complete:  # it is not idle
+            if connection.is_busy:
                 connection.shutdown()
         await self._all_closed(min(LAST_REQUEST_S, end + ANSWER_S - loop.time()))
         for connection in list(self._connections):

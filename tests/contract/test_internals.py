@@ -16,9 +16,10 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Match, Route, compile_path
-from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
-from uvicorn.server import ServerState
+
+from service.http.connection import Connection
+from service.worker import server
+from service.worker.server import Server
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
@@ -35,69 +36,15 @@ def test_a_dependency_whose_internals_are_used_has_an_upper_bound(name):
     )
 
 
-def test_uvicorns_protocol_is_made_of_what_connection_extends():
-    moved = "uvicorn moved what service/http/connection.py extends in HttpToolsProtocol: "
-    assert parameters(HttpToolsProtocol) == {"config", "server_state", "app_state", "_loop"}, moved + "its arguments"
-    methods = (
-        "connection_made connection_lost pause_writing resume_writing shutdown on_response_complete _start_asgi_task"
-        " on_message_begin"
-    )
-    assert [name for name in methods.split() if not hasattr(HttpToolsProtocol, name)] == [], moved + "its methods"
-    assert parameters(HttpToolsProtocol._start_asgi_task) == {"cycle", "app"}, moved + "the start of a request's task"
-
-    names = "app loop logger access_logger access_log server_state connections tasks transport flow cycle scope"
-    names += " timeout_keep_alive parser"
-    config = uvicorn.Config(print, log_config=None, lifespan="off", interface="asgi3")
-    config.load()
-
-    async def begun() -> HttpToolsProtocol:
-        protocol = HttpToolsProtocol(config, ServerState(), {})
-        protocol.on_message_begin()
-        return protocol
-
-    protocol = asyncio.run(begun())
-    assert set(names.split()) - set(vars(protocol)) == set(), moved + "these attributes"
-    keys = {"type", "asgi", "scheme", "root_path", "server", "client", "state"}
-    assert keys - set(protocol.scope) == set(), moved + "these keys of the scope"
-
-
-def test_uvicorns_cycle_takes_and_keeps_what_our_cycle_gives_it():
-    moved = "uvicorn moved what service/http/cycle.py extends in RequestResponseCycle: "
-    taken = "scope transport flow logger access_logger access_log default_headers message_event expect_100_continue"
-    taken += " keep_alive on_response"
-    assert parameters(RequestResponseCycle) == set(taken.split()), moved + "its arguments"
-    nothing: dict = dict.fromkeys(taken.split())
-    cycle = RequestResponseCycle(**nothing)
-    kept = (
-        "scope transport flow message_event disconnected keep_alive waiting_for_100_continue more_body response_started"
-    )
-    kept += " response_complete chunked_encoding expected_content_length"
-    assert set(kept.split()) - set(vars(cycle)) == set(), moved + "these attributes"
-    for name in ("run_asgi", "send", "receive"):
-        assert inspect.iscoroutinefunction(getattr(RequestResponseCycle, name, None)), moved + name
-
-
-def test_uvicorns_flow_control_pauses_as_our_flow_expects():
-    moved = "uvicorn moved what service/http/cycle.py extends in FlowControl: "
-    for name in ("pause_reading", "resume_reading", "pause_writing", "resume_writing", "drain"):
-        assert hasattr(FlowControl, name), moved + name
-    flow = FlowControl(asyncio.Transport())
-    assert (flow.read_paused, flow.write_paused) == (False, False), moved + "its two flags"
-
-
-def test_uvicorns_server_goes_through_the_steps_that_our_server_overrides():
-    moved = "uvicorn moved what service/worker/server.py overrides in Server: "
-    source = inspect.getsource(uvicorn.Server._serve)
-    for step in ("self.startup(", "self.main_loop(", "self.shutdown("):
-        assert step in source, moved + f"_serve no longer calls {step}…)"
-    assert "serve(" in inspect.getsource(uvicorn.Server.run), moved + "run no longer calls serve"
-    assert parameters(uvicorn.Server.on_tick) == {"counter"}, moved + "on_tick, which renews the date header"
-    state = vars(uvicorn.Server(uvicorn.Config(print, log_config=None)).server_state)
-    assert {"connections", "tasks", "default_headers"} <= set(state), (
-        moved + "the state that it shares with connections"
-    )
-    lost = inspect.getsource(HttpToolsProtocol.connection_lost)
-    assert "self.connections.discard(" in lost, moved + "connections no longer leave their set by discard"
+def test_our_http_layer_is_an_asyncio_protocol_and_our_server_overrides_public_methods_of_uvicorns():
+    """Each overridden name is in the docstring of `worker/server.py`."""
+    assert Connection.__mro__ == (Connection, asyncio.Protocol, asyncio.BaseProtocol, object)
+    overridden = {name for name in vars(Server) if hasattr(uvicorn.Server, name) and not name.startswith("__")}
+    assert overridden == {"capture_signals", "serve", "startup", "main_loop", "shutdown"}
+    assert server.__doc__
+    assert [name for name in overridden if f"`{name}`" not in server.__doc__] == []
+    private = {name for name in vars(uvicorn.Server(uvicorn.Config(print, log_config=None))) if name.startswith("_")}
+    assert private & set(re.findall(r"self\.(\w+)", inspect.getsource(server))) == set(), "uvicorn uses it too"
 
 
 def test_prometheus_client_makes_values_by_the_class_that_we_replace():

@@ -43,7 +43,7 @@ def plant() -> None:
     from service.http.connection import Connection, Stage
 
     def is_refused(connection: Connection) -> bool:
-        return connection._stage is Stage.DROP and not connection.cycle.response_complete
+        return connection._stage is Stage.DROP and connection.is_busy
 
     Connection._client_waits = is_refused  # type: ignore[method-assign, assignment]
 

@@ -5,22 +5,25 @@ import contextlib
 import dataclasses
 import functools
 import gc
+import itertools
 import sys
 import weakref
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from service.errors import QueueFull
 from service.http.asgi import CYCLE
 from service.http.connection import (
-    DISCARD_DELAY_S,
-    LINGER_S,
+    CHUNK_PAUSE_S,
     MAX_DROPPED_BYTES,
     MAX_LINGER_BYTES,
-    PAUSE_S,
     RESET_CHECK_S,
+    RESPONSE_LINGER_S,
+    Shared,
 )
-from service.http.cycle import MAX_AHEAD_BYTES, WriteCoalescer
+from service.http.cycle import MAX_AHEAD_BYTES
 from service.http.request_parser import LINES_A_TICK
 from tests.raw_inputs import BAD_REQUESTS
 from tests.unit.http.wire import LIMITS, Room, turns
@@ -49,22 +52,20 @@ def on_the_loop(test):
 # Requests
 
 
+@given(st.lists(st.tuples(st.booleans(), st.binary(max_size=40)), max_size=5), st.lists(st.integers(1, 300)))
 @on_the_loop
-async def test_a_request_is_answered_and_the_connection_is_free_for_the_next():
+async def test_requests_may_arrive_in_any_pieces_and_are_answered_in_order(requests, sizes):
+    """Each is counted or in chunks, and the first may follow an empty line."""
     room = Room()
-    await room.send(post(), post(b"/2", b"again"))
-    assert room.statuses == [200, 200]
-    assert room.echo.seen == [("POST", "/", b"hello"), ("POST", "/2", b"again")]
+    raw = b"\r\n" + b"".join(
+        chunked(b"/%d" % number, *filter(None, (body[:3], body[3:]))) if is_chunked else post(b"/%d" % number, body)
+        for number, (is_chunked, body) in enumerate(requests)
+    )
+    edges = [0, *sorted(itertools.accumulate(sizes)), len(raw)]
+    await room.send(*(raw[start:end] for start, end in itertools.pairwise(edges)))
+    assert room.echo.seen == [("POST", f"/{number}", body) for number, (_, body) in enumerate(requests)]
+    assert room.statuses == [200] * len(requests)
     assert room.wire.events == []
-
-
-@pytest.mark.parametrize("raw", [post(), chunked(b"/", b"he", b"llo")], ids=["counted", "chunked"])
-@on_the_loop
-async def test_a_request_may_arrive_byte_by_byte(raw):
-    room = Room()
-    await room.send(b"\r\n", *[raw[i : i + 1] for i in range(len(raw))])
-    assert room.echo.seen == [("POST", "/", b"hello")]
-    assert room.statuses == [200]
 
 
 @on_the_loop
@@ -75,9 +76,8 @@ async def test_pipelined_requests_are_answered_one_after_another():
     room.echo.gate.set()
     await turns(60)
     assert [path for _, path, _ in room.echo.seen] == ["/held", "/2", "/3"]
-    assert [room.wire.written.index(body) for body in (b"\r\n\r\n1", b"\r\n\r\n2", b"\r\n\r\n3")] == sorted(
-        room.wire.written.index(body) for body in (b"\r\n\r\n1", b"\r\n\r\n2", b"\r\n\r\n3")
-    )
+    places = [room.wire.written.index(body) for body in (b"\r\n\r\n1", b"\r\n\r\n2", b"\r\n\r\n3")]
+    assert places == sorted(places)
     await room.send(post(b"/4", b"4")[30:])
     assert room.statuses == [200] * 4
 
@@ -298,7 +298,7 @@ async def test_the_read_part_of_a_refused_body_is_released_while_the_rest_is_dro
 
 @on_the_loop
 async def test_the_read_part_of_a_body_is_released_once_its_request_is_answered():
-    """The connection may linger for LINGER_S, and an overload has hundreds of such connections."""
+    """The connection may linger for RESPONSE_LINGER_S, and an overload has hundreds of such connections."""
     room = Room()
     await room.send(post(b"/early", b"x" * (MAX_DROPPED_BYTES + 1000))[: -MAX_DROPPED_BYTES - 1])
     assert (room.statuses, room.wire.events) == ([404], ["eof"])
@@ -409,7 +409,7 @@ async def test_malformed_input_is_refused_once_and_the_connection_ends(raw):
     await room.send(post())
     assert len(room.statuses) == 1
     assert room.wire.events == ["eof"]
-    await room.advance(LINGER_S)
+    await room.advance(RESPONSE_LINGER_S)
     assert room.wire.events == ["eof", "close"]
 
 
@@ -469,10 +469,10 @@ async def test_many_small_chunks_are_read_with_pauses_and_little_is_read_ahead()
         room.connection.data_received(whole[start : start + 2**16])
         while not room.wire.is_reading:
             pauses += 1
-            await room.advance(PAUSE_S)
+            await room.advance(CHUNK_PAUSE_S)
         assert len(room.connection._pipelined_bytes) <= 2**17
     while room.is_pausing:
-        await room.advance(PAUSE_S)
+        await room.advance(CHUNK_PAUSE_S)
     assert pauses > 10
     assert room.echo.seen == [("POST", "/", b"0123456789abcdef" * 20_000)]
 
@@ -518,7 +518,7 @@ async def test_an_answer_before_a_large_rest_is_the_last_and_the_client_can_read
     assert b"connection: close" in room.wire.written
     assert room.wire.events == ["eof"]
     await room.send(b"x" * 100_000)
-    await room.advance(LINGER_S - 0.1)
+    await room.advance(RESPONSE_LINGER_S - 0.1)
     assert room.wire.events == ["eof"]
     await room.advance(0.2)
     assert room.wire.events == ["eof", "close"]
@@ -532,44 +532,21 @@ async def refused_early() -> Room:
 
 
 @on_the_loop
-async def test_lingering_is_bounded_in_bytes():
+async def test_what_a_refused_client_still_sends_is_dropped_up_to_a_bound():
     room = await refused_early()
-    for _ in range(MAX_LINGER_BYTES // 2**22):
-        room.taken.num_arrived = 2**22
-        await room.advance(DISCARD_DELAY_S)
+    assert room.wire.is_reading
+    await room.send(*[bytes(2**22)] * (MAX_LINGER_BYTES // 2**22))
     assert room.wire.events == ["eof"]
-    room.taken.num_arrived = 1
-    await room.advance(DISCARD_DELAY_S)
+    await room.send(b"x")
     assert room.wire.events == ["eof", "abort"]
 
 
 @on_the_loop
-async def test_what_a_refused_client_still_sends_is_discarded_unread_after_a_moment():
+async def test_lingering_ends_when_the_client_closes_the_connection():
     room = await refused_early()
-    room.taken.num_arrived = 2**20
-    assert not room.wire.is_reading
-    await room.advance(DISCARD_DELAY_S - 0.01)
-    assert room.taken.num_arrived
-    await room.advance(0.01)
-    assert not room.taken.num_arrived
-    assert room.wire.events == ["eof"]
-
-
-@pytest.mark.parametrize("is_reset", [False, True])
-@on_the_loop
-async def test_lingering_ends_when_the_client_has_closed_or_reset_the_connection(is_reset):
-    room = await refused_early()
-    room.taken.num_arrived, room.taken.is_reset = None, is_reset
-    await room.advance(DISCARD_DELAY_S)
-    assert room.wire.events == ["eof", "close"]
-
-
-@on_the_loop
-async def test_the_end_of_the_stream_behind_the_discarded_bytes_is_seen_with_them():
-    room = await refused_early()
-    room.taken.num_arrived, room.taken.is_at_end = 2**20, True
-    await room.advance(DISCARD_DELAY_S)
-    assert room.wire.events == ["eof", "close"]
+    assert not room.connection.eof_received(), "the transport closes"
+    await room.lose()
+    assert room.clock.num_calls == 0
 
 
 @on_the_loop
@@ -661,7 +638,7 @@ async def answered_at_last(room: Room) -> None:
     room.echo.gate.set()
     await turns(60)
     assert room.wire.events == ["close"], "at once, for the client has nothing more to say"
-    await room.advance(LINGER_S)
+    await room.advance(RESPONSE_LINGER_S)
     await room.lose()
     assert room.clock.num_calls == 0
 
@@ -1026,13 +1003,13 @@ async def test_each_answer_of_a_connection_has_its_own_write_deadline():
 @on_the_loop
 async def test_waiting_for_one_answer_does_not_count_for_the_next(is_held):
     """Even if the first is held back and sent once the next request has begun."""
-    coalescer = WriteCoalescer()
-    room = Room(RATED, coalescer=coalescer)
+    shared = Shared(RATED)
+    room = Room(shared=shared)
     answer = LongAnswer(room, 2)
 
     async def application(scope, receive, send):
         if scope["path"] == "/first" and is_held:
-            assert coalescer.may_send_now(lambda: None)
+            assert shared.coalescer.may_send_now(lambda: None)
         await (room.echo if scope["path"] == "/first" else answer)(scope, receive, send)
 
     room.connection.app, room.wire.full_with = application, b"first"
@@ -1138,7 +1115,7 @@ async def test_over_tls_an_answer_before_the_body_ends_the_connection_a_moment_l
     assert room.statuses == [400]
     assert room.codes == ["bad_request"]
     assert room.wire.events == []
-    await room.advance(LINGER_S)
+    await room.advance(RESPONSE_LINGER_S)
     assert room.wire.events == ["close"]
 
 

@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from service.errors import BadRequest, HeadersTooLarge, Rejected, ServiceError, TargetTooLong
-from service.http.cycle import request_scope
+from service.http.connection import request_scope
 from service.http.request_parser import (
     END,
     Bytes,

@@ -9,7 +9,7 @@ import ssl
 import pytest
 
 from service.http import listener as listening
-from service.http.listener import MAX_OVERFLOW, ConnectionSlot, Listener
+from service.http.listener import MAX_OVERFLOW, ConnectionSlot, Listener, is_acknowledged
 from service.supervisor.processes import bind
 
 
@@ -187,19 +187,6 @@ def test_a_handshake_holds_a_slot_for_a_limited_time(said):
     hall(story, tls=ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), handshake_timeout_s=0.05)
 
 
-def test_bytes_that_arrived_are_discarded_without_being_read():
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
-        taken, _ = server.accept()
-        with taken:
-            slot = ConnectionSlot(taken, {}, is_overflow=False)
-            with pytest.raises(BlockingIOError):
-                slot.discard()
-            client.sendall(b"x" * 1000)
-            assert slot.discard() == 1000
-            client.shutdown(socket.SHUT_WR)
-            assert slot.discard() == 0
-
-
 @pytest.fixture
 def pair():
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as one:
@@ -210,17 +197,16 @@ def pair():
 
 def test_a_peer_that_reads_nothing_has_not_acknowledged_all(pair):
     one, other = pair
-    slot = ConnectionSlot(one, {}, is_overflow=False)
     other.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
-    assert slot.is_acknowledged
+    assert is_acknowledged(one)
     one.setblocking(False)
     with contextlib.suppress(BlockingIOError):
         while True:
             one.send(b"x" * 2**16)
-    assert not slot.is_acknowledged
+    assert not is_acknowledged(one)
 
 
 def test_a_closed_connection_is_not_waited_for(pair):
     one, _ = pair
     one.close()
-    assert ConnectionSlot(one, {}, is_overflow=False).is_acknowledged
+    assert is_acknowledged(one)

@@ -5,9 +5,10 @@ import functools
 
 import pytest
 
+from service.http.connection import Shared
 from service.http.cycle import WriteCoalescer
 from tests.doubles import on_loop
-from tests.unit.http.wire import Room, turns
+from tests.unit.http.wire import LIMITS, Room, turns
 
 ASK = b"POST / HTTP/1.1\r\nhost: a\r\nx-request-id: same\r\ncontent-length: 2\r\n\r\n%s"
 
@@ -26,8 +27,8 @@ async def test_the_first_answer_of_a_loop_tick_is_sent_at_once_and_the_others_in
 
 
 def rooms(count: int) -> list[Room]:
-    coalescer = WriteCoalescer()
-    return [Room(coalescer=coalescer) for _ in range(count)]
+    shared = Shared(LIMITS)
+    return [Room(shared=shared) for _ in range(count)]
 
 
 async def ask_all(asked: list[Room], request: bytes = ASK % b"ab") -> list[int]:
@@ -72,9 +73,7 @@ def one_held() -> Room:
     """Return the connection with the second of two answers in one loop tick, which has not ended."""
     first, room = rooms(2)
     for each in (first, room):
-        each.connection._coalescing.is_head = True
-        each.connection._coalescing.write(b"head ")
-        each.connection._coalescing.write(b"body")
+        each.connection.flow.write([b"head ", b"body"], begins=True)
     assert (first.wire.written, room.wire.written) == (b"head body", b"")
     return room
 
@@ -82,7 +81,7 @@ def one_held() -> Room:
 @on_loop
 async def test_later_writes_wait_for_a_held_answer():
     room = one_held()
-    room.connection._coalescing.write(b" more")
+    room.connection.flow.write([b" more"], begins=False)
     await turns(1)
     assert room.wire.written == b"head body more"
 
@@ -91,7 +90,7 @@ async def test_later_writes_wait_for_a_held_answer():
 @on_loop
 async def test_a_held_answer_is_sent_before_its_connection_is_closed(end):
     room = one_held()
-    room.connection.shutdown() if end == "shutdown" else room.connection._coalescing.close()
+    room.connection.shutdown() if end == "shutdown" else room.connection.flow.close()
     assert room.wire.written == b"head body"
     await turns()
     assert room.wire.written == b"head body"

@@ -6,7 +6,7 @@ Invariant: time passes only by `clock.advance`; `turns` lets tasks run, and wait
 import asyncio
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from starlette.routing import Route
@@ -14,8 +14,7 @@ from uvicorn.server import ServerState
 
 from service.api.outer_middleware import OuterMiddleware
 from service.http.asgi import ClientGone
-from service.http.connection import PAUSE_S, Connection, ConnectionLimits, Stage
-from service.http.cycle import ReadAhead, WriteCoalescer
+from service.http.connection import CHUNK_PAUSE_S, Connection, ConnectionLimits, Shared, Stage
 from service.http.listener import ConnectionSlot
 from service.http.request_parser import HeadLimits
 from tests.doubles import ManualClock
@@ -43,12 +42,25 @@ class ManualLoop:
         return self.call_at(self.time() + delay, callback)
 
 
+class Taken:
+    """A connection's socket, whose TCP state the kernel knows."""
+
+    is_reset = False
+
+    def fileno(self):
+        return -1  # as once it is closed
+
+    def getsockopt(self, *_):
+        return bytes([7 if self.is_reset else 8])
+
+
 class Wire:
     """A transport; `is_stuck` while the client reads nothing, which a write of `full_with` starts."""
 
     def __init__(self) -> None:
         self.written = b""
         self.num_writes = 0
+        self.taken = Taken()
         self.is_tls = False
         self.events: list[str] = []
         self.is_reading = True
@@ -94,33 +106,7 @@ class Wire:
         self.is_reading = True
 
     def get_extra_info(self, name, default=None):
-        return default
-
-
-class Taken:
-    """A connection's socket: the kernel reports its TCP state and has `num_arrived` bytes, None for the end of the stream.
-
-    With `is_at_end` the end follows those bytes.
-    """
-
-    is_reset = is_at_end = False
-    num_arrived: int | None = 0
-
-    def recv_into(self, *_):
-        if self.is_reset:
-            raise ConnectionResetError
-        if self.num_arrived == 0:
-            if self.is_at_end:
-                return 0
-            raise BlockingIOError
-        found, self.num_arrived = self.num_arrived or 0, self.num_arrived and 0
-        return found
-
-    def fileno(self):
-        return -1  # as once it is closed
-
-    def getsockopt(self, *_):
-        return bytes([7 if self.is_reset else 8])
+        return self.taken if name == "socket" else default
 
 
 class Ledger:
@@ -178,7 +164,7 @@ class Room:
     """One connection to the outer middleware, with a manual clock."""
 
     def __init__(
-        self, limits: ConnectionLimits = LIMITS, *, is_overflow: bool = False, coalescer: WriteCoalescer | None = None
+        self, limits: ConnectionLimits = LIMITS, *, is_overflow: bool = False, shared: Shared | None = None
     ) -> None:
         self.clock, self.ledger, self.echo, self.wire = ManualClock(), Ledger(), Echo(), Wire()
         everything = Route("/{path:path}", self.echo, methods=["GET", "POST"])
@@ -189,13 +175,12 @@ class Room:
         config.load()
         self.state = ServerState()
         loop: Any = ManualLoop(self.clock)
-        self.taken = Taken()
-        taken: Any = self.taken
+        self.taken = taken = self.wire.taken
         self.slots: dict[ConnectionSlot, None] = {}
-        slot = ConnectionSlot(taken, self.slots, is_overflow=is_overflow)
-        self.read_ahead = ReadAhead(limits.max_read_ahead_bytes)
-        shared = coalescer or WriteCoalescer(), self.read_ahead
-        self.connection = Connection(config, self.state, {}, limits, *shared, slot, loop)
+        slot = ConnectionSlot(cast("Any", taken), self.slots, is_overflow=is_overflow)
+        shared = shared or Shared(limits)
+        self.read_ahead = shared.read_ahead
+        self.connection = Connection(config, self.state, {}, loop, shared=shared, slot=slot)
         wire: Any = self.wire
         self.connection.connection_made(wire)
 
@@ -204,7 +189,7 @@ class Room:
             self.connection.data_received(part)
             await turns()
             while self.is_pausing:
-                await self.advance(PAUSE_S)
+                await self.advance(CHUNK_PAUSE_S)
 
     @property
     def is_pausing(self) -> bool:

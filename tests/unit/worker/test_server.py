@@ -56,7 +56,7 @@ class Held:
     """A connection that stays open, with a request in flight or idle; it records when it is shut down and cut."""
 
     def __init__(self, *, is_idle: bool) -> None:
-        self.cycle = None if is_idle else SimpleNamespace(response_complete=False)
+        self.is_busy = not is_idle
         self.transport = SimpleNamespace(abort=lambda: self._note("cut"), is_closing=lambda: False)
         self.times: dict[str, float] = {}
 
