@@ -388,7 +388,7 @@ def test_disconnects_at_any_moment_of_an_inline_batch_harm_no_other_request(serv
 
 @pytest.mark.long
 @BOTH
-def test_a_signal_under_load_of_inline_batches_loses_no_accepted_request(serve, workers):
+def test_l4_a_signal_under_load_of_inline_batches_loses_no_accepted_request(serve, workers):
     service = serve(workers=workers, shutdown_grace_s=10, **BUSY)
     service.trust()
     with Callers(service, 16 * workers) as callers:
