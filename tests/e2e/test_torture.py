@@ -54,6 +54,7 @@ def form(directory, share) -> Form:
         pytest.param(layer_race, 0.02, id="layer-race-D1"),
         pytest.param(log_flood, 0.02, id="log-flood-D9"),
         pytest.param(run_directory, 0.01, id="run-directory-D4"),
+        pytest.param(unread_log, 0.01, id="unread-log-D3"),
     ],
 )
 def test_a_small_form_misses_no_target(tmp_path, figure, share):
@@ -75,7 +76,6 @@ def test_a_small_form_misses_no_target(tmp_path, figure, share):
         pytest.param(half_close, id="half-close-D6"),
         pytest.param(slow_readers, id="slow-readers-D9"),
         pytest.param(new_worker, id="new-worker-D9"),
-        pytest.param(unread_log, id="unread-log-D3"),
         pytest.param(documents, id="documents-D5"),
         pytest.param(large_text, id="large-text-D2"),
         pytest.param(whales, id="whales-D7"),
