@@ -137,6 +137,9 @@ def _remove_some(run: Path, rng: random.Random) -> None:
 _LOSSES: dict[str, Callable[[Path, random.Random], None]] = {
     "all of it": lambda run, _: _remove(run),
     "with its parent": lambda run, _: _remove(run.parent),
+    "moved away": lambda run, rng: run.rename(run.parent.parent / f"away-{rng.getrandbits(32)}"),
     "the metrics": lambda run, _: _remove(run / "metrics"),
     "some files": _remove_some,
+    "one counter file": lambda run, _: (run / "metrics" / "counter_0.db").unlink(),
+    "one gauge file": lambda run, _: (run / "metrics" / "gauge_livesum_1.db").unlink(),
 }
