@@ -5,7 +5,6 @@
 
 import asyncio
 import socket
-import struct
 import time
 
 import pytest
@@ -33,7 +32,7 @@ from tests.torture.figures import (
     unread_log,
     whales,
 )
-from tests.torture.raw_connection import attend
+from tests.torture.raw_connection import attend, reset_at_close
 from tests.torture.subject import Subject
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -102,7 +101,7 @@ def test_a_client_that_pipelines_and_disconnects_is_no_fault(tmp_path):
     with Subject(tmp_path / "pipelined", workers=1) as subject:
         for _ in range(20):
             caller = socket.create_connection(("127.0.0.1", subject.port))
-            caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            reset_at_close(caller)
             caller.sendall(attend([[0.5] * 16] * 40) * 5)
             time.sleep(0.004)
             caller.close()

@@ -16,6 +16,8 @@ import sys
 import time
 from collections.abc import Iterator
 
+from tests.torture.report import Row, none_of
+
 TIMEOUT_S = 10.0
 _HEADERS = {"Content-Type": "application/json"}
 _BODIES = [
@@ -49,6 +51,11 @@ class Song:
 
     def quantile(self, q: float) -> float:
         return quantile(self.latencies, q)
+
+    def row(self, figure: int, beside: str = "them") -> Row:
+        return none_of(
+            figure, f"the canary beside {beside}: answers that are not a 200 with the right bits", self.wrong
+        )
 
 
 def quantile(found: list[float], q: float) -> float:
