@@ -74,7 +74,7 @@ HEADS = {
 
 
 def test_D9_the_host_of_a_target_counts_and_a_browser_must_name_one(url):
-    def status(head: str) -> int:
+    def status(head):
         with RawClient(port_of(url)) as client:
             client.send(head.replace("\n", "\r\n").encode() + b"\r\n\r\n")
             answer = client.hear()
@@ -189,7 +189,7 @@ def test_A5_bytes_that_no_client_library_sends_are_401_or_refused_by_the_parser(
     service = serve(workers=1, api_keys_file=keys)
     service.wait_ready()
 
-    def status(headers: bytes = b"", target: bytes = b"/v1/layers") -> int:
+    def status(headers=b"", target=b"/v1/layers"):
         with RawClient(port_of(service.url)) as client:
             client.send(b"GET " + target + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + headers + b"\r\n")
             (answer,) = client.hear_all()
