@@ -38,10 +38,6 @@ def certificate(tmp_path):
     return tmp_path / "cert.pem", tmp_path / "key.pem"
 
 
-def port_of(url: str) -> int:
-    return int(url.rpartition(":")[2])
-
-
 def lines(*secrets: str) -> str:
     return "".join(line_for(secret, Role.INFER) + "\n" for secret in secrets)
 
@@ -75,7 +71,7 @@ HEADS = {
 
 def test_D9_the_host_of_a_target_counts_and_a_browser_must_name_one(url):
     def status(head):
-        with RawClient(port_of(url)) as client:
+        with RawClient(int(url.rpartition(":")[2])) as client:
             client.send(head.replace("\n", "\r\n").encode() + b"\r\n\r\n")
             answer = client.hear()
         assert answer is not None
@@ -174,7 +170,7 @@ def test_the_supervisor_and_its_workers_write_lines_of_one_form(serve):
 
 def test_A12_by_default_it_listens_on_loopback_alone(serve):
     service = serve(workers=1)
-    port = service.line(event="serving", host="127.0.0.1")["port"]
+    port = service.port
     service.wait_ready()
     assert not service.find(event="open_to_all")
     listening = subprocess.run(["cat", "/proc/net/tcp", "/proc/net/tcp6"], capture_output=True, text=True, check=True)
@@ -190,7 +186,7 @@ def test_A5_bytes_that_no_client_library_sends_are_401_or_refused_by_the_parser(
     service.wait_ready()
 
     def status(headers=b"", target=b"/v1/layers"):
-        with RawClient(port_of(service.url)) as client:
+        with RawClient(service.port) as client:
             client.send(b"GET " + target + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + headers + b"\r\n")
             (answer,) = client.hear_all()
         return answer.status
@@ -223,7 +219,7 @@ def test_https_answers_from_the_start_to_the_drain_and_loses_no_accepted_request
     both.write_text("".join(path.read_text() for path in certificate))
     service = serve(workers=1, tls_cert_file=both, api_keys_file=keys)
     assert service.line(event="listening")["address"].startswith("https://127.0.0.1:")
-    port = service.line(event="serving", host="127.0.0.1")["port"]
+    port = service.port
     url = f"https://127.0.0.1:{port}"
     transport = httpx2.AsyncHTTPTransport(verify=secure(certificate))
     with Client(url, api_key="good", transport=transport) as client:

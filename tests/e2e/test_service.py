@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 def test_an_early_request_waits_and_is_not_refused(serve):
     """The port takes connections while torch is still being imported, which the line `listening` comes after."""
     service = serve(workers=1)
-    port = service.line(event="serving", host="127.0.0.1")["port"]
+    port = service.port
     end = time.monotonic() + 30
     while time.monotonic() < end:
         try:
