@@ -92,8 +92,10 @@ def test_a_bomb_is_refused_with_its_status_H2_H15_J12(tmp_path):
     with Subject(tmp_path / "bombs", workers=1) as subject:
         for bomb in bombs.BOMBS:
             if bomb.needs is None:
-                replies, _ = asyncio.run(bombs._throw(subject, bomb.write(), bombs.PATIENCE_S))
-                assert [told for told in (bombs._wrong(reply, bomb) for reply in replies) if told] == [], bomb.name
+                replies, _ = asyncio.run(bombs.throw(subject, bomb.write()))
+                assert [told for told in (bombs.what_is_wrong(reply, bomb) for reply in replies) if told] == [], (
+                    bomb.name
+                )
 
 
 @pytest.mark.long
