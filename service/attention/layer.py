@@ -92,7 +92,7 @@ class Layer:
         return self.forward_apart(calls) if self.is_sequential else self._forward(calls)
 
     def forward_apart(self, calls: Sequence[Call]) -> list[Answer]:
-        """Return what `forward` returns, one sequence at a time; the bits hold whether the self-check passes or not."""
+        """Return one answer per call, in order; each sequence is computed alone, so its bits depend on no other sequence."""
         return [_joined([self._forward([part])[0] for part in call.sequences()]) for call in calls]
 
     def _forward(self, calls: Sequence[Call]) -> list[Answer]:
