@@ -86,21 +86,14 @@ def may_attend(masks: Sequence[Mask], shape: tuple[int, int, int, int]) -> np.nd
 def _in_window(mask: Window, shape: tuple[int, int, int, int]) -> np.ndarray:
     """bool [B|1, 1, L, S], in Python's integers: an offset may be beyond int64."""
     offsets = (mask.offset,) if isinstance(mask.offset, int) else mask.offset
-    return np.array(
-        [
-            [
-                [
-                    [
-                        (mask.left is None or i + offset - mask.left <= j)
-                        and (mask.right is None or j <= i + offset + mask.right)
-                        for j in range(shape[3])
-                    ]
-                    for i in range(shape[2])
-                ]
-            ]
-            for offset in offsets
-        ]
-    )
+    i, j = np.indices(shape[2:], sparse=True)
+    distance = j.astype(object) - i - np.array(offsets, object)[:, None, None, None]
+    allowed = np.ones(distance.shape, bool)
+    if mask.left is not None:
+        allowed &= (distance >= -mask.left).astype(bool)
+    if mask.right is not None:
+        allowed &= (distance <= mask.right).astype(bool)
+    return allowed
 
 
 def added_bias(masks: Sequence[Mask], shape: tuple[int, int, int, int]) -> np.ndarray:

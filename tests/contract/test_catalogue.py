@@ -12,21 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
-GROUPS = {
-    "H": (1, 2, 3, 4, 11, 12, 13, 14, 15, 16, 17, 18, 20, 21, 25, 28, 30),
-    "J": (1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13, 14, 16, 17, 20),
-    "T": (1, 2, 3, 4, 5, 6, 7, 8, 11, 13, 14, 18, 19, 20, 22, 25),
-    "M": (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13),
-    "B": (1, 2, 3, 6, 7, 8, 9, 12, 13, 14, 15, 16),
-    "F": (1, 3, 4, 5, 6, 7, 8, 13, 14, 15),
-    "Q": (1, 2, 3, 4, 5, 10, 11, 12),
-    "L": (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12),
-    "X": (1, 2, 3, 5, 12, 13, 15),
-    "D": (1, 2, 3, 4, 5, 6, 7, 8, 9),
-    "A": (1, 2, 5, 8, 9, 12, 14),
-    "R": (1, 3, 5, 7, 9, 10, 11, 12),
-}
-CATALOGUE = [f"{group}{number}" for group, numbers in GROUPS.items() for number in numbers]
+LEGEND = (TESTS / "README.md").read_text(encoding="utf-8")
+CATALOGUE = re.findall(r"^\| ([A-Z]\d+) \| .+ \|$", LEGEND, re.MULTILINE)
+# A case that goes is a commit of its own, with its reason.
+NUM_CASES = 132
 # Must shrink: an id that is proven may not stand here.
 NOT_YET: dict[str, str] = {}
 
@@ -65,6 +54,5 @@ def test_no_test_names_a_case_listed_as_missing():
     assert NOT_YET.keys() <= set(CATALOGUE)
 
 
-def test_the_legend_lists_every_case():
-    legend = (TESTS / "README.md").read_text(encoding="utf-8")
-    assert re.findall(r"^\| ([A-Z]\d+) \| .+ \|$", legend, re.MULTILINE) == CATALOGUE
+def test_the_legend_lists_every_case_once():
+    assert len(set(CATALOGUE)) == len(CATALOGUE) == NUM_CASES

@@ -143,19 +143,6 @@ def test_only_settings_reads_the_environment():
             assert "getenv" not in path.read_text(encoding="utf-8"), path
 
 
-def test_nothing_loads_pickles_evaluates_strings_or_hides_disconnects():
-    for path in MODULES:
-        names = {
-            node.attr
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-            if isinstance(node, ast.Attribute)
-        }
-        names |= {
-            node.id for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Name)
-        }
-        assert not names & {"eval", "exec", "pickle", "BaseHTTPMiddleware"}, path
-
-
 def test_imports_have_no_cycle():
     graph = {name: {n for n in imports_of(path) if n in set(MODULES.values())} for path, name in MODULES.items()}
     done: set[str] = set()

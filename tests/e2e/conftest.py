@@ -1,4 +1,6 @@
-"""One service for all tests that only ask: `url` is shared by the whole session."""
+"""One service for all tests that only ask, `url`, and services of a test's own, which `serve` starts and ends."""
+
+import contextlib
 
 import pytest
 
@@ -21,3 +23,17 @@ def url(tmp_path_factory):
     service.wait_ready()
     yield service.url
     service.end()
+
+
+@pytest.fixture
+def serve(tmp_path):
+    """Start services over `tmp_path / "layers"` or another directory, each of which ends with the test."""
+    prepare(tmp_path, LAYERS)
+    with contextlib.ExitStack() as stack:
+
+        def start(directory=tmp_path / "layers", *, kind=Started, **settings):
+            service = kind(directory, **settings)
+            stack.callback(service.end)
+            return service
+
+        yield start

@@ -18,9 +18,8 @@ STUCK, DEVICE, RAISES, SLOW = 1001.0, 1002.0, 1003.0, 1004.0
 SLOW_S = 2.0
 # Of `inline_s`: less than SLOW_S, and more than a busy machine keeps a process waiting.
 FAR_TOO_LONG = 60
-# Memory for two such requests at once; for none. Once: slow and then out of memory, where the loop waits for it.
-TIGHT, TOO_LARGE, STUMBLES = 1005.0, 1006.0, 1007.0
-TIGHT_ROOM = 2
+# Slow and then out of memory, where the loop waits for it.
+STUMBLES = 1007.0
 # Exceptions that elsewhere end a process, a task or a generator; raised by a batch, they fail that batch.
 ENDS: dict[float, type[BaseException]] = {
     1011.0: KeyboardInterrupt,
@@ -60,8 +59,6 @@ def fail(marks: list[float]) -> None:
         raise RuntimeError("a secret reason")
     for mark in ENDS.keys() & marks:
         raise ENDS[mark]("a secret reason")
-    if TOO_LARGE in marks or (TIGHT in marks and len(marks) > TIGHT_ROOM):
-        raise MemoryError
     if SLOW in marks:
         time.sleep(SLOW_S)
     if STUMBLES in marks and threading.current_thread() is threading.main_thread():

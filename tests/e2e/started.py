@@ -46,8 +46,12 @@ class Started:
         return [line for line in self.lines if wanted.items() <= line.items()]
 
     @property
+    def port(self) -> int:
+        return int(self.line(event="serving", host="127.0.0.1")["port"])
+
+    @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.line(event='serving', host='127.0.0.1')['port']}"
+        return f"http://127.0.0.1:{self.port}"
 
     def wait_ready(self) -> None:
         url = self.url

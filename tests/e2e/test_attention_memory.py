@@ -1,8 +1,6 @@
 """Attention without a layer near its limit of scores: many query heads that share one key stay within their bytes."""
 
 import json
-import re
-from pathlib import Path
 
 import httpx2
 import numpy as np
@@ -11,6 +9,7 @@ import safetensors.numpy
 
 from service.settings import load_settings
 from tests.e2e.started import Started
+from tests.torture import process_tree
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(120)]
 
@@ -29,10 +28,7 @@ def started(tmp_path_factory):
 
 
 def peak_mib(started: Started) -> float:
-    status = Path(f"/proc/{started.line(event='worker_started')['pid']}/status").read_text()
-    found = re.search(r"VmHWM:\s+(\d+) kB", status)
-    assert found is not None
-    return int(found[1]) / 1024
+    return process_tree.peak_bytes(started.line(event="worker_started")["pid"]) / 2**20
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,8 @@ import pybase64
 import pytest
 import torch
 
-from attention_client import AsyncClient, BadAnswer, Client, ConnectionFailed, Request, TopK, Weights, errors, masks
+from attention_client import AsyncClient, BadAnswer, Client, ConnectionFailed, Request, errors, masks
 from tests.integration.forms import as_base64
-from tests.integration.running import LAYERS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
@@ -37,9 +36,8 @@ def in_json(url: str, layer: str, **fields) -> Any:
 
 @pytest.mark.long
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-@pytest.mark.parametrize("source", [X, BATCH], ids=["one", "batch"])
-def test_binary_and_json_give_the_same_bits(url, client, dtype, source):
-    query = source.astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+def test_binary_and_json_give_the_same_bits(url, client, dtype):
+    query = BATCH.astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
     answer = client.attend("small", query, masks=[masks.causal()], weights="heads")
     told = in_json(url, "small", query=as_base64(query), masks=[{"kind": "causal"}], weights={"form": "heads"})
     assert answer.output.dtype == query.dtype
@@ -72,62 +70,6 @@ def test_each_mask_means_what_it_means_in_json(url, client, mask, fields):
     assert answer.masked_rows == told["masked_rows"]
 
 
-@pytest.mark.parametrize("is_float", [False, True], ids=["bool", "float"])
-def test_masks_of_torch_mean_what_they_mean_in_torch(client, is_float):
-    """`attn_mask` [L, S] and [B·H, L, S] and `key_padding_mask` [B, S] with B = H, so that their sizes are equal."""
-    module, tensors = torch.nn.MultiheadAttention(16, 4, batch_first=True), LAYERS[0].tensors
-    with torch.no_grad():
-        module.in_proj_weight.copy_(torch.cat([tensors[f"{name}.weight"] for name in ("query", "key", "value")]))
-        module.in_proj_bias.copy_(torch.cat([tensors[f"{name}.bias"] for name in ("query", "key", "value")]))
-        module.out_proj.weight.copy_(tensors["output.weight"])
-        module.out_proj.bias.copy_(tensors["output.bias"])
-    numbers = torch.Generator().manual_seed(3)
-    x, padding = torch.randn(4, 4, 16, generator=numbers), torch.arange(4) > torch.tensor([[3], [2], [1], [3]])
-    for shape in ((4, 4), (16, 4, 4)):
-        blocked = torch.rand(shape, generator=numbers) < 0.4
-        blocked[..., 0] = False
-        values = torch.zeros(shape).masked_fill(blocked, -torch.inf) if is_float else blocked
-        pads = torch.zeros(4, 4).masked_fill(padding, -torch.inf) if is_float else padding
-        wanted, weights = module(x, x, x, attn_mask=values, key_padding_mask=pads, average_attn_weights=False)
-        found = client.attend(
-            "small", x, masks=[masks.attn_mask(values, 4), masks.key_padding_mask(pads)], weights="heads"
-        )
-        torch.testing.assert_close(found.output, wanted.detach(), atol=1e-5, rtol=0)
-        torch.testing.assert_close(found.weights, weights.detach(), atol=1e-6, rtol=0)
-
-
-def test_a_batch_without_axes_is_refused_with_the_error_of_its_name(client):
-    with pytest.raises(errors.MaskAxesRequired, match="set axes to"):
-        client.attend("small", BATCH, masks=[masks.attend(np.tri(5, dtype=bool))])
-    client.attend(
-        "small", BATCH, masks=[masks.attend(np.tri(5, dtype=bool), axes="ls"), masks.causal(offset=[0, 1, 2])]
-    )
-
-
-def test_key_and_value_of_other_widths_and_weights_of_every_form(client):
-    key, value = np.ones((2, 12), np.float32), torch.ones(2, 20).half()
-    for wanted in ("heads", "mean", Weights("top_k", k=1, queries=[4, 0])):
-        answer = client.attend("cross", X, key, value, weights=wanted)
-        assert answer.output.shape == (5, 16)
-    assert isinstance(answer.weights, TopK)
-    assert answer.weights.indices.shape == (4, 2, 1)
-    assert client.attend("zero", X, weights="heads").weights.shape == (4, 5, 6), "a column of the layer's own"
-
-
-def test_the_client_raises_the_errors_of_the_service(client):
-    with pytest.raises(errors.LayerNotFound) as raised:
-        client.attend("absent", X, request_id="mine-1")
-    assert (raised.value.status, raised.value.request_id) == (404, "mine-1")
-    with pytest.raises(errors.NonFinite):
-        client.attend("small", X * np.inf)
-    with pytest.raises(errors.MaskedRow):
-        client.attend("small", X, masks=[masks.lengths(0)], masked_rows="error")
-    with pytest.raises(errors.BadMask):
-        client.attend("small", X, masks=[masks.attend(np.ones((7, 7), bool))])
-    with pytest.raises(errors.TooLarge):
-        client.attend("small", np.zeros((70_000, 16), np.float16))
-
-
 def test_many_requests_keep_their_order_in_shared_batches(client):
     items = [RNG.standard_normal((n % 7 + 1, 16)).astype(np.float32) for n in range(60)]
     alone = [client.attend("small", item).output.tobytes() for item in items]
@@ -148,23 +90,6 @@ def test_asyncio_gives_the_same_bits(url, client):
     layers, answers, many = asyncio.run(main())
     assert [layer.name for layer in layers] == ["cross", "minilm-l3", "small", "zero"]
     assert {answer.output.tobytes() for answer in answers + many} == {client.attend("small", X).output.tobytes()}
-
-
-def test_layers_and_readiness(client):
-    assert client.is_ready()
-    layer = client.layer("cross")
-    assert (layer.query_width, layer.key_width, layer.value_width, layer.num_heads) == (16, 12, 20, 4)
-    assert layer.digest == client.attend("cross", X, X[:, :12], np.zeros((5, 20), np.float32)).digest
-
-
-def test_a_missing_service_is_a_typed_error():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with Client(f"http://127.0.0.1:{port}", attempts=1) as client:
-        assert not client.is_ready()
-        with pytest.raises(ConnectionFailed, match="Is the service running there"):
-            client.layers()
 
 
 class Peer:
@@ -204,6 +129,9 @@ class Peer:
 CUT = b"HTTP/1.1 200 OK\r\nContent-Type: application/vnd.safetensors\r\nContent-Length: 1000\r\n\r\nhalf"
 
 
+REDIRECT = b"HTTP/1.1 302 Found\r\nLocation: http://x/\r\nContent-Length: 0\r\n\r\n"
+
+
 @pytest.mark.parametrize(
     ("answer", "kind"),
     [
@@ -211,12 +139,11 @@ CUT = b"HTTP/1.1 200 OK\r\nContent-Type: application/vnd.safetensors\r\nContent-
         (b"SSH-2.0-OpenSSH_9.9\r\n", ConnectionFailed),
         (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 200_000, ConnectionFailed),
         (CUT, ConnectionFailed),
-        (b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 6\r\n\r\n<html>", ConnectionFailed),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>", BadAnswer),
-        (b"HTTP/1.1 302 Found\r\nLocation: http://x/\r\nContent-Length: 0\r\n\r\n", BadAnswer),
+        (REDIRECT, BadAnswer),
     ],
 )
 def test_a_peer_that_is_no_attention_service_is_a_typed_error(answer, kind):
+    """Answers of other codes and with other bodies are in `unit/client/`."""
     with Peer(answer) as peer, Client(peer.url, attempts=1) as client, pytest.raises(kind):
         client.attend("small", X)
 

@@ -8,9 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.started import Started
-from tests.integration.running import LAYERS, prepare
-
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "clients"
 ENVIRONMENT = ROOT / ".venv-clients"
@@ -26,19 +23,9 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def service(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("service")
-    prepare(directory, LAYERS)
-    started = Started(directory / "layers", workers=1)
-    started.wait_ready()
-    yield started
-    started.end()
-
-
-@pytest.fixture(scope="module")
-def address(service):
-    return service.url.removeprefix("http://")
+@pytest.fixture
+def address(url):
+    return url.removeprefix("http://")
 
 
 @pytest.mark.long

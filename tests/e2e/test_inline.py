@@ -6,10 +6,7 @@ or most of them; else it would prove nothing.
 
 import asyncio
 import concurrent.futures
-import random
 import signal
-import socket
-import struct
 import threading
 import time
 from collections.abc import Sequence
@@ -20,9 +17,8 @@ import pytest
 
 from service.batching.admission import WINDOW
 from service.supervisor.supervisor import EXIT_ENGINE_DOWN
-from tests.e2e.faulty_service import DEVICE, ENDS, RAISES, SLOW, SLOW_S, STUCK, STUMBLES, TIGHT, TOO_LARGE
-from tests.e2e.test_faults import FAULTY, Faulty
-from tests.integration.running import LAYERS, prepare
+from tests.e2e.faulty_service import DEVICE, ENDS, RAISES, SLOW, STUCK, STUMBLES
+from tests.e2e.test_faults import Faulty
 from tests.torture import at_rest
 from tests.torture.health import Health
 from tests.torture.raw_connection import Cut, RawConnection, Reply, Silence, attend
@@ -78,12 +74,7 @@ class Inline(Faulty):
 
     def __init__(self, directory, environment=None, **settings) -> None:
         self.file = directory.parent / "passes.txt"
-        given = {"FAULTY_PASSES": str(self.file), **(environment or {})}
-        super().__init__(directory, program=(FAULTY,), environment=given, device="cpu", **settings)
-
-    @property
-    def port(self) -> int:
-        return int(self.line(event="serving", host="127.0.0.1")["port"])
+        super().__init__(directory, environment={"FAULTY_PASSES": str(self.file), **(environment or {})}, **settings)
 
     def passes(self) -> list[Pass]:
         """The passes of requests, in order; a probe's mark is 0."""
@@ -120,18 +111,13 @@ class Inline(Faulty):
 
 
 @pytest.fixture
-def serve(tmp_path):
-    started: list[Inline] = []
-    prepare(tmp_path, LAYERS)
+def serve(serve):
+    def start(**settings):
+        service = serve(kind=Inline, **settings)
+        service.wait_ready()
+        return service
 
-    def start(**settings) -> Inline:
-        started.append(Inline(tmp_path / "layers", **settings))
-        started[-1].wait_ready()
-        return started[-1]
-
-    yield start
-    for service in started:
-        service.end()
+    return start
 
 
 def outcomes(replies: Sequence[Reply | None]) -> list[object]:
@@ -163,25 +149,6 @@ def test_an_exception_in_an_inline_batch_harms_neither_other_requests_nor_the_lo
     if workers == 1:
         assert all(len(service.first(mark).marks) > 1 for mark in (RAISES, *ENDS)), "it had company"
     assert httpx2.get(f"{service.url}/healthz").status_code == 200
-
-
-@pytest.mark.long
-@BOTH
-def test_an_inline_batch_that_runs_out_of_memory_is_split_and_all_requests_are_answered(serve, workers):
-    service = serve(workers=workers, **IN_COMPANY)
-    alone = service.alone()
-    service.trust()
-    tight, *mates = service.together(TIGHT, *MATES)
-    assert service.first(TIGHT).is_inline
-    assert outcomes([tight]) == [200]
-    assert_mates_have_their_bits(service, alone, mates)
-    if workers == 1:
-        assert service.find(event="batch_split")
-    service.trust()
-    culprit, *mates = service.together(TOO_LARGE, *MATES)
-    assert service.first(TOO_LARGE).is_inline
-    assert outcomes([culprit]) == [(413, "cost_limit")]
-    assert_mates_have_their_bits(service, alone, mates)
 
 
 @pytest.mark.long
@@ -280,7 +247,6 @@ class Callers:
 
     def __init__(self, service: Inline, num: int) -> None:
         self.statuses: list[int] = []
-        self.replies: dict[float, set[bytes]] = {mark: set() for mark in MATES}
         self.lost: list[str] = []
         self._is_over = False
         self._thread = threading.Thread(target=lambda: asyncio.run(self._all(service.port, num)))
@@ -307,8 +273,6 @@ class Callers:
                 return
             is_last = reply.closes
             self.statuses.append(reply.status)
-            if reply.status == 200:
-                self.replies[mark].add(bits(reply))
         connection.close()
 
 
@@ -330,7 +294,7 @@ def test_disconnects_during_an_inline_pass_harm_no_other_request(serve):
         )
         await asyncio.to_thread(service.until, lambda: SLOW in service.passes()[-1].marks)
         for number, connection in enumerate(connections[4:]):
-            leave(connection, is_rude=number % 2 == 0)
+            (connection.reset if number % 2 else connection.close)()
         replies = [await connection.read(30) for connection in connections[:4]]
         assert outcomes(replies) == [200] * 4
         assert [bits(reply) for reply in replies[1:]] == [alone[mark] for mark in MATES[:3]]
@@ -345,50 +309,9 @@ def test_disconnects_during_an_inline_pass_harm_no_other_request(serve):
     assert set(outcomes(service.together(*MATES))) == {200}
 
 
-def leave(connection: RawConnection, *, is_rude: bool) -> None:
-    """With a reset, or with a word of parting."""
-    assert connection._writer is not None
-    if is_rude:
-        connection._writer.get_extra_info("socket").setsockopt(
-            socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
-        )
-    connection.close()
-
-
 @pytest.mark.long
 @BOTH
-def test_disconnects_at_any_moment_of_an_inline_batch_harm_no_other_request(serve, workers):
-    service, rng = serve(workers=workers, **BUSY), random.Random(6)
-    alone = service.alone()
-
-    async def leave_together() -> None:
-        connections = [RawConnection(service.port) for _ in range(10)]
-        await asyncio.gather(*(connection.send(b"") for connection in connections))
-        await asyncio.gather(*(connection.send(wire(LEAVER)) for connection in connections))
-        for connection in connections:
-            await asyncio.sleep(rng.uniform(0, 0.002))
-            leave(connection, is_rude=rng.random() < 0.5)
-        await asyncio.sleep(0)
-
-    def is_left_inline() -> bool:
-        asyncio.run(leave_together())
-        return any(LEAVER in found.marks and found.is_inline for found in service.passes())
-
-    with Callers(service, 8 * workers) as stayers:
-        for _ in range(20):
-            asyncio.run(leave_together())
-        service.until(is_left_inline, 60)
-    assert stayers.lost == []
-    assert set(stayers.statuses) == {200}
-    assert stayers.replies == {mark: {alone[mark]} for mark in MATES}
-    service.until(lambda: not at_rest.unbalanced(service.samples()), 10)
-    assert set(outcomes(service.together(*MATES))) == {200}
-    assert not service.find(event="worker_died")
-
-
-@pytest.mark.long
-@BOTH
-def test_a_signal_under_load_of_inline_batches_loses_no_accepted_request(serve, workers):
+def test_l4_a_signal_under_load_of_inline_batches_loses_no_accepted_request(serve, workers):
     service = serve(workers=workers, shutdown_grace_s=10, **BUSY)
     service.trust()
     with Callers(service, 16 * workers) as callers:
@@ -410,22 +333,3 @@ def test_32_clients_of_small_requests_do_not_delay_a_health_check(serve, workers
     assert set(callers.statuses) == {200}
     assert service.inline_share() > 0.5
     assert health.quantile_ms(0.99) <= 100
-
-
-@pytest.mark.timed
-def test_a_slow_inline_pass_delays_a_health_check_once(serve):
-    service = serve(workers=1, **IN_COMPANY)
-    service.trust()
-    lags: list[float] = []
-    with concurrent.futures.ThreadPoolExecutor() as pool, httpx2.Client(base_url=service.url, timeout=30) as client:
-        slow = [pool.submit(service.together, SLOW)]
-        while not slow[-1].done():
-            started = time.monotonic()
-            assert client.get("/healthz").status_code == 200
-            lags.append(time.monotonic() - started)
-            if slow[0].done() and len(slow) < 4:
-                slow.append(pool.submit(service.together, SLOW))
-    assert service.first(SLOW).is_inline
-    assert len(slow) == 4
-    assert [lag > SLOW_S / 2 for lag in lags].count(True) == 1
-    assert max(lags) < SLOW_S + 0.5

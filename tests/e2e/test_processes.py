@@ -65,6 +65,24 @@ def test_a_worker_with_a_blocked_loop_logs_its_stack_and_is_replaced_like_a_stop
             connection.close()
 
 
+@contextlib.contextmanager
+def asked(service, path, num=1, headers=None):
+    """So many requests are in flight within the block; what is answered by its end is in the list that it gets."""
+    answers = []
+
+    def ask():
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            answers.append(service.get(path, headers))
+
+    clients = [threading.Thread(target=ask) for _ in range(num)]
+    for client in clients:
+        client.start()
+    eventually(lambda: f"attention_in_flight_requests {num}.0" in service.get("/metrics")[1], "all are in flight")
+    yield answers
+    for client in clients:
+        client.join(START_S)
+
+
 def connected_to(service, pid):
     """A kept-alive connection that the kernel gave to this worker."""
     for _ in range(100):
@@ -97,15 +115,9 @@ def test_l3_a_first_signal_stops_an_idle_service_in_order_and_leaves_nothing_beh
 def test_accepted_requests_are_answered_after_the_signal(tmp_path):
     with FakeService(tmp_path) as service:
         service.await_ready()
-        answers, headers = [], list[dict[str, str]]()
-        ask_late = lambda: answers.append(service.get("/pid?until=close", headers))
-        clients = [threading.Thread(target=ask_late) for _ in range(8)]
-        for client in clients:
-            client.start()
-        eventually(lambda: "attention_in_flight_requests 8.0" in service.get("/metrics")[1], "all eight are in flight")
-        service.process.send_signal(signal.SIGTERM)
-        for client in clients:
-            client.join(START_S)
+        headers = list[dict[str, str]]()
+        with asked(service, "/pid?until=close", 8, headers) as answers:
+            service.process.send_signal(signal.SIGTERM)
         assert [status for status, _ in answers] == [200] * 8
         assert [header["connection"] for header in headers] == ["close"] * 8
         assert service.ends() == 0
@@ -116,15 +128,9 @@ def test_accepted_requests_are_answered_after_a_signal_to_every_process(tmp_path
     """systemd signals the supervisor and its workers (KillMode=control-group), and the supervisor signals the workers too."""
     with FakeService(tmp_path) as service:
         service.await_ready()
-        answers = []
-        clients = [threading.Thread(target=lambda: answers.append(service.get("/pid?sleep=1"))) for _ in range(8)]
-        for client in clients:
-            client.start()
-        eventually(lambda: "attention_in_flight_requests 8.0" in service.get("/metrics")[1], "all eight are in flight")
-        for pid in (*service.worker_pids, service.process.pid):
-            os.kill(pid, signum)
-        for client in clients:
-            client.join(START_S)
+        with asked(service, "/pid?sleep=1", 8) as answers:
+            for pid in (*service.worker_pids, service.process.pid):
+                os.kill(pid, signum)
         assert [status for status, _ in answers] == [200] * 8
         assert service.ends() == 0
         assert service.events("forced") == []
@@ -133,15 +139,11 @@ def test_accepted_requests_are_answered_after_a_signal_to_every_process(tmp_path
 def test_l6_a_request_longer_than_the_grace_is_refused_and_the_exit_is_in_time(tmp_path):
     with FakeService(tmp_path, workers=1, grace=1) as service:
         service.await_ready()
-        answers = []
-        client = threading.Thread(target=lambda: answers.append(service.get("/pid?sleep=60")))
-        client.start()
-        eventually(lambda: "attention_in_flight_requests 1.0" in service.get("/metrics")[1], "it is in flight")
-        started = time.monotonic()
-        service.process.send_signal(signal.SIGTERM)
-        assert service.ends() == 0
-        assert time.monotonic() - started < 3
-        client.join(START_S)
+        with asked(service, "/pid?sleep=60") as answers:
+            started = time.monotonic()
+            service.process.send_signal(signal.SIGTERM)
+            assert service.ends() == 0
+            assert time.monotonic() - started < 3
         assert answers[0][0] == 503
         assert service.errors.read_text() == ""
 
@@ -149,12 +151,9 @@ def test_l6_a_request_longer_than_the_grace_is_refused_and_the_exit_is_in_time(t
 def test_an_unanswered_request_is_cut_off_in_time_without_a_traceback(tmp_path):
     with FakeService(tmp_path, workers=1, grace=1) as service:
         service.await_ready()
-        client = threading.Thread(target=quietly, args=(service, "/stuck"))
-        client.start()
-        eventually(lambda: "attention_in_flight_requests 1.0" in service.get("/metrics")[1], "it is in flight")
-        service.process.send_signal(signal.SIGTERM)
-        assert service.ends() == 0
-        client.join(START_S)
+        with asked(service, "/stuck"):
+            service.process.send_signal(signal.SIGTERM)
+            assert service.ends() == 0
         assert service.events("library") == []
 
 
@@ -187,22 +186,14 @@ def test_l5_an_idle_connection_gets_one_more_answer_with_connection_close(tmp_pa
 def test_l7_a_second_signal_ends_everything_at_once(tmp_path):
     with FakeService(tmp_path, grace=60) as service:
         service.await_ready()
-        client = threading.Thread(target=quietly, args=(service, "/pid?sleep=9"))
-        client.start()
-        eventually(lambda: "attention_in_flight_requests 1.0" in service.get("/metrics")[1], "it is in flight")
-        service.process.send_signal(signal.SIGTERM)
-        eventually(lambda: service.events("stopping"), "the first signal is heard")
-        time.sleep(0.3)  # sooner it would be an echo of the first
-        service.process.send_signal(signal.SIGTERM)
-        assert service.ends(2) == 128 + signal.SIGTERM
-        client.join(START_S)
+        with asked(service, "/pid?sleep=9"):
+            service.process.send_signal(signal.SIGTERM)
+            eventually(lambda: service.events("stopping"), "the first signal is heard")
+            time.sleep(0.3)  # sooner it would be an echo of the first
+            service.process.send_signal(signal.SIGTERM)
+            assert service.ends(2) == 128 + signal.SIGTERM
         assert not any(map(is_alive, service.worker_pids))
         assert service.errors.read_text() == ""
-
-
-def quietly(service, path):
-    with contextlib.suppress(OSError, http.client.HTTPException):
-        service.get(path)
 
 
 def test_l7_a_hangup_changes_nothing(tmp_path):
@@ -246,17 +237,6 @@ def test_l11_a_busy_port_is_one_line_and_no_start(tmp_path):
             assert service.worker_pids == []
 
 
-def test_two_services_never_share_a_port(tmp_path):
-    folders = [tmp_path / "one", tmp_path / "two"]
-    for folder in folders:
-        folder.mkdir()
-    with FakeService(folders[0]) as first:
-        eventually(lambda: first.events("serving"), "the port is reserved, though nobody need listen yet")
-        with FakeService(folders[1], f"--port={first.port}") as second:
-            assert second.ends() == 1
-        first.await_ready()
-
-
 def test_the_port_is_free_again_at_once(tmp_path):
     folders = [tmp_path / "one", tmp_path / "two"]
     for folder in folders:
@@ -268,22 +248,6 @@ def test_the_port_is_free_again_at_once(tmp_path):
         assert first.ends() == 0
     with FakeService(folders[1], f"--port={port}") as second:
         second.await_ready()
-
-
-def test_a_worker_that_refuses_to_start_ends_the_service_with_its_line_and_its_code(tmp_path):
-    with FakeService(tmp_path, "--refuse") as service:
-        assert service.ends() == 3
-        assert service.errors.read_text() == "attention-service: the layer directory is empty\n"
-        assert not any(map(is_alive, service.worker_pids))
-
-
-def test_a_worker_that_crashes_at_once_restarts_with_growing_delays(tmp_path):
-    with FakeService(tmp_path, "--crash", workers=1) as service:
-        eventually(lambda: len(service.events("worker_died")) >= 3, "it fell over three times")
-        delays = [event["restart_in_s"] for event in service.events("worker_died")]
-        assert delays[:3] == [0.1, 0.2, 0.4]
-        service.process.send_signal(signal.SIGTERM)
-        assert service.ends(5) == 0
 
 
 def test_a_second_start_removes_the_directory_of_a_killed_supervisor(tmp_path):

@@ -63,7 +63,7 @@ def watched(tmp_path_factory):
     service = Started(folder / "layers", workers=2, heartbeat_s=0.2)
     try:
         service.wait_ready()
-        address = ("127.0.0.1", int(service.url.rpartition(":")[2]))
+        address = ("127.0.0.1", service.port)
         target = f"127.0.0.1:{address[1]}"
         with PrometheusServer(folder / "prometheus", [target]) as prometheus:
             since, scraped = time.time(), 0
@@ -196,21 +196,17 @@ def test_the_variables_of_the_dashboard_have_values(watched):
     }
 
 
-def test_the_death_of_a_process_and_the_end_of_the_service_raise_alerts(tmp_path):
-    prepare(tmp_path, LAYERS)
-    service = Started(tmp_path / "layers", workers=2, heartbeat_s=0.2)
-    try:
-        service.wait_ready()
-        with PrometheusServer(tmp_path / "prometheus", [service.url.removeprefix("http://")]) as prometheus:
-            prometheus.eventually(lambda: prometheus.query("attention_ready_processes == 2"), "both are seen")
-            os.kill(service.line(event="worker_started", worker=0)["pid"], signal.SIGKILL)
-            prometheus.eventually(
-                lambda: prometheus.alerts().get("AttentionProcessReplaced") == "firing", "the replacement is told of"
-            )
-            prometheus.eventually(lambda: prometheus.query("attention_ready_processes == 2"), "both are ready again")
-            service.process.send_signal(signal.SIGTERM)
-            assert service.process.wait(30) == 0
-            # It fires after a minute of that (deploy/prometheus/tests/life.yml).
-            prometheus.eventually(lambda: prometheus.alerts().get("AttentionDown") == "pending", "nobody answers")
-    finally:
-        service.end()
+def test_the_death_of_a_process_and_the_end_of_the_service_raise_alerts(serve, tmp_path):
+    service = serve(workers=2, heartbeat_s=0.2)
+    service.wait_ready()
+    with PrometheusServer(tmp_path / "prometheus", [service.url.removeprefix("http://")]) as prometheus:
+        prometheus.eventually(lambda: prometheus.query("attention_ready_processes == 2"), "both are seen")
+        os.kill(service.line(event="worker_started", worker=0)["pid"], signal.SIGKILL)
+        prometheus.eventually(
+            lambda: prometheus.alerts().get("AttentionProcessReplaced") == "firing", "the replacement is told of"
+        )
+        prometheus.eventually(lambda: prometheus.query("attention_ready_processes == 2"), "both are ready again")
+        service.process.send_signal(signal.SIGTERM)
+        assert service.process.wait(30) == 0
+        # It fires after a minute of that (deploy/prometheus/tests/life.yml).
+        prometheus.eventually(lambda: prometheus.alerts().get("AttentionDown") == "pending", "nobody answers")

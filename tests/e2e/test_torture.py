@@ -5,7 +5,6 @@
 
 import asyncio
 import socket
-import struct
 import time
 
 import pytest
@@ -33,7 +32,7 @@ from tests.torture.figures import (
     unread_log,
     whales,
 )
-from tests.torture.raw_connection import attend
+from tests.torture.raw_connection import attend, reset_at_close
 from tests.torture.subject import Subject
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -54,6 +53,7 @@ def form(directory, share) -> Form:
         pytest.param(layer_race, 0.02, id="layer-race-D1"),
         pytest.param(log_flood, 0.02, id="log-flood-D9"),
         pytest.param(run_directory, 0.01, id="run-directory-D4"),
+        pytest.param(unread_log, 0.01, id="unread-log-D3"),
     ],
 )
 def test_a_small_form_misses_no_target(tmp_path, figure, share):
@@ -75,7 +75,6 @@ def test_a_small_form_misses_no_target(tmp_path, figure, share):
         pytest.param(half_close, id="half-close-D6"),
         pytest.param(slow_readers, id="slow-readers-D9"),
         pytest.param(new_worker, id="new-worker-D9"),
-        pytest.param(unread_log, id="unread-log-D3"),
         pytest.param(documents, id="documents-D5"),
         pytest.param(large_text, id="large-text-D2"),
         pytest.param(whales, id="whales-D7"),
@@ -93,8 +92,10 @@ def test_a_bomb_is_refused_with_its_status_H2_H15_J12(tmp_path):
     with Subject(tmp_path / "bombs", workers=1) as subject:
         for bomb in bombs.BOMBS:
             if bomb.needs is None:
-                replies, _ = asyncio.run(bombs._throw(subject, bomb.write(), bombs.PATIENCE_S))
-                assert [told for told in (bombs._wrong(reply, bomb) for reply in replies) if told] == [], bomb.name
+                replies, _ = asyncio.run(bombs.throw(subject, bomb.write()))
+                assert [told for told in (bombs.what_is_wrong(reply, bomb) for reply in replies) if told] == [], (
+                    bomb.name
+                )
 
 
 @pytest.mark.long
@@ -102,7 +103,7 @@ def test_a_client_that_pipelines_and_disconnects_is_no_fault(tmp_path):
     with Subject(tmp_path / "pipelined", workers=1) as subject:
         for _ in range(20):
             caller = socket.create_connection(("127.0.0.1", subject.port))
-            caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            reset_at_close(caller)
             caller.sendall(attend([[0.5] * 16] * 40) * 5)
             time.sleep(0.004)
             caller.close()

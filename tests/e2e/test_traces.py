@@ -10,9 +10,8 @@ import time
 import httpx2
 import pytest
 
-from tests.e2e.started import Started, X
+from tests.e2e.started import X
 from tests.e2e.trace_collector import TraceCollector, attributes_of
-from tests.integration.running import LAYERS, prepare
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
@@ -21,25 +20,20 @@ TRACE_ID, PARENT_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
 @pytest.fixture
-def serve(tmp_path):
-    started: list[Started] = []
-    prepare(tmp_path, LAYERS)
-
-    def start(endpoint: str, *, workers: int = 1, **otel: str) -> Started:
+def traced(serve):
+    def start(endpoint: str, *, workers: int = 1, **otel: str):
         environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, **otel}
-        started.append(Started(tmp_path / "layers", workers=workers, traces="true", environment=environment))
-        started[-1].wait_ready()
-        return started[-1]
+        service = serve(workers=workers, traces="true", environment=environment)
+        service.wait_ready()
+        return service
 
-    yield start
-    for service in started:
-        service.end()
+    return start
 
 
 @pytest.mark.long
-def test_a_request_its_phases_and_its_batch_reach_the_collector_in_the_callers_trace(serve):
+def test_a_request_its_phases_and_its_batch_reach_the_collector_in_the_callers_trace(traced):
     with TraceCollector() as collector:
-        service = serve(collector.url, workers=2, OTEL_BSP_SCHEDULE_DELAY="100")
+        service = traced(collector.url, workers=2, OTEL_BSP_SCHEDULE_DELAY="100")
         traceparent = {"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-01"}
         for _ in range(40):
             assert httpx2.post(f"{service.url}/v1/layers/small/attend", json=X, headers=traceparent).status_code == 200
@@ -62,9 +56,9 @@ def test_a_request_its_phases_and_its_batch_reach_the_collector_in_the_callers_t
 
 
 @pytest.mark.long
-def test_the_standard_variables_set_the_service_name_and_the_sampling(serve):
+def test_the_standard_variables_set_the_service_name_and_the_sampling(traced):
     with TraceCollector() as collector:
-        service = serve(
+        service = traced(
             collector.url,
             OTEL_BSP_SCHEDULE_DELAY="100",
             OTEL_SERVICE_NAME="vision",
@@ -81,9 +75,9 @@ def test_the_standard_variables_set_the_service_name_and_the_sampling(serve):
 
 
 @pytest.mark.long
-def test_unsent_spans_are_sent_at_the_end(serve):
+def test_unsent_spans_are_sent_at_the_end(traced):
     with TraceCollector() as collector:
-        service = serve(collector.url, OTEL_BSP_SCHEDULE_DELAY="3600000")
+        service = traced(collector.url, OTEL_BSP_SCHEDULE_DELAY="3600000")
         assert service.attend().status_code == 200
         assert not collector.spans
         service.process.send_signal(signal.SIGTERM)
@@ -93,12 +87,12 @@ def test_unsent_spans_are_sent_at_the_end(serve):
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["refuses", "hangs"])
-def test_a_missing_collector_delays_neither_answers_nor_the_end(serve, kind):
+def test_a_missing_collector_delays_neither_answers_nor_the_end(traced, kind):
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         endpoint = f"http://127.0.0.1:{deaf.getsockname()[1]}"
         if kind == "refuses":
             deaf.close()
-        service = serve(endpoint, OTEL_BSP_SCHEDULE_DELAY="100")
+        service = traced(endpoint, OTEL_BSP_SCHEDULE_DELAY="100")
         assert {service.attend().status_code for _ in range(20)} == {200}
         started = time.monotonic()
         service.process.send_signal(signal.SIGTERM)
@@ -122,39 +116,26 @@ def test_without_the_extra_the_start_is_refused_in_one_line(tmp_path):
 
 
 @pytest.mark.parametrize("variable", ["OTEL_BSP_MAX_QUEUE_SIZE=100", "OTEL_PROPAGATORS=nobodys"])
-def test_an_invalid_variable_of_the_exporter_ends_the_start_in_one_line(tmp_path, variable):
-    prepare(tmp_path, LAYERS)
+def test_an_invalid_variable_of_the_exporter_ends_the_start_in_one_line(serve, variable):
     name, _, value = variable.partition("=")
-    service = Started(tmp_path / "layers", workers=1, traces="true", environment={name: value})
-    try:
-        assert service.process.wait(30) == 1
-        assert service.process.stderr is not None
-        told = service.process.stderr.read()
-        assert told.startswith("attention-service: ATTENTION_TRACES: an OTEL_… variable is invalid: ")
-        assert told.count("\n") == 1
-    finally:
-        service.end()
+    service = serve(workers=1, traces="true", environment={name: value})
+    assert service.process.wait(30) == 1
+    assert service.process.stderr is not None
+    told = service.process.stderr.read()
+    assert told.startswith("attention-service: ATTENTION_TRACES: an OTEL_… variable is invalid: ")
+    assert told.count("\n") == 1
 
 
-def test_a_variable_that_only_traces_read_stops_no_service_without_them(tmp_path):
-    prepare(tmp_path, LAYERS)
-    service = Started(tmp_path / "layers", workers=1, environment={"OTEL_PROPAGATORS": "nobodys"})
-    try:
-        service.wait_ready()
-    finally:
-        service.end()
+def test_a_variable_that_only_traces_read_stops_no_service_without_them(serve):
+    serve(workers=1, environment={"OTEL_PROPAGATORS": "nobodys"}).wait_ready()
 
 
-def test_a_malformed_header_for_the_collector_is_reported_without_its_secret(tmp_path):
-    prepare(tmp_path, LAYERS)
+def test_a_malformed_header_for_the_collector_is_reported_without_its_secret(serve):
     headers = {"OTEL_EXPORTER_OTLP_HEADERS": "authorization: Bearer secret, b=1"}
-    service = Started(tmp_path / "layers", workers=1, traces="true", environment=headers)
-    try:
-        service.wait_ready()
-        assert service.find(event="library", logger="opentelemetry.util.re")
-        service.process.send_signal(signal.SIGTERM)
-        assert service.process.wait(30) == 0
-        assert service.process.stderr is not None
-        assert "secret" not in "".join(service.texts) + service.process.stderr.read()
-    finally:
-        service.end()
+    service = serve(workers=1, traces="true", environment=headers)
+    service.wait_ready()
+    assert service.find(event="library", logger="opentelemetry.util.re")
+    service.process.send_signal(signal.SIGTERM)
+    assert service.process.wait(30) == 0
+    assert service.process.stderr is not None
+    assert "secret" not in "".join(service.texts) + service.process.stderr.read()

@@ -1,4 +1,7 @@
-"""An unread log stops nothing: whatever stdout and stderr are, requests, replacements and the shutdown go on (D3)."""
+"""An unread log stops nothing: whatever stdout and stderr are, the start, requests and the shutdown go on (D3).
+
+Figure 13 (`tests/torture/figures/unread_log.py`) has an unread pipe, with a replacement and every line read or counted.
+"""
 
 import contextlib
 import http.client
@@ -9,18 +12,14 @@ import socket
 import subprocess
 import sys
 import termios
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from tests.integration.running import LAYERS, prepare
-from tests.processes import environment, eventually, free_port, is_alive, openpty
-from tests.torture import process_tree
+from tests.processes import environment, eventually, free_port, openpty
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
-# Ten times what a pipe takes, and what waits in memory of all processes.
-NUM_REQUESTS = 3000
 NUM_CALLERS = 4
 
 
@@ -51,10 +50,6 @@ class Service:
         self.process.kill()
         self.process.wait()
 
-    @property
-    def workers(self) -> list[int]:
-        return process_tree.children(self.process.pid)
-
     def get(self, path) -> tuple[int, bytes]:
         with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)) as connection:
             connection.request("GET", path)
@@ -66,14 +61,14 @@ class Service:
             return self.get(path)[0]
         return 0
 
-    def ask_many(self, path="/v1/layers", number=NUM_REQUESTS) -> set[int]:
+    def ask_many(self, number: int) -> set[int]:
         """The statuses of so many requests."""
 
         def ask(_) -> set[int]:
             found = set()
             with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)) as connection:
                 for _ in range(number // NUM_CALLERS):
-                    connection.request("GET", path)
+                    connection.request("GET", "/v1/layers")
                     answer = connection.getresponse()
                     answer.read()
                     found.add(answer.status)
@@ -92,104 +87,30 @@ class Service:
         return self.process.wait(20)
 
 
-class Reader:
-    """Reads a descriptor to its end, from now on."""
-
-    def __init__(self, descriptor):
-        self.lines: list[dict] = []
-        self._file = os.fdopen(os.dup(descriptor), encoding="utf-8")
-        self._thread = threading.Thread(target=self._read, daemon=True)
-        self._thread.start()
-
-    def _read(self):
-        with self._file:
-            for line in self._file:
-                self.lines.append(json.loads(line))
-
-    def named(self, event) -> list[dict]:
-        return [line for line in list(self.lines) if line["event"] == event]
-
-    @property
-    def num_reported(self) -> int:
-        return sum(line["lines"] for line in self.named("log_lines_dropped"))
-
-
 @pytest.fixture
-def pipe():
+def full_pipe():
+    """The end of a pipe that takes no more."""
     source, end = os.pipe()
-    yield source, end
-    for descriptor in (source, end):
-        with contextlib.suppress(OSError):
-            os.close(descriptor)
-
-
-@pytest.fixture(params=["stdout", "both"])
-def streams(request, pipe):
-    """What a service gets as its streams: one pipe for stdout alone, or for both."""
-    return (pipe[1], subprocess.DEVNULL) if request.param == "stdout" else (pipe[1], pipe[1])
-
-
-@pytest.mark.long
-def test_requests_continue_and_every_line_is_read_or_counted_and_reported_D3(tmp_path, pipe, streams):
-    with Service(tmp_path, *streams, workers=2, heartbeat_s=0.2) as service:
-        assert service.ask_many() == {200}
-        assert service.status("/healthz") == 200
-        eventually(lambda: service.num_dropped > NUM_REQUESTS / 2, "the lost lines are counted")
-        assert os.get_blocking(pipe[1]), "the pipe still blocks for other processes that share it"
-        reader = Reader(pipe[0])
-        eventually(lambda: reader.num_reported == service.num_dropped, "the lost lines are reported")
-        requests = [line for line in reader.named("request") if line["route"] == "/v1/layers"]
-        assert len(requests) + reader.num_reported == NUM_REQUESTS
-        assert len(reader.named("log_lines_dropped")) <= 2, "once, by each process"
-        assert service.ask_many(number=200) == {200}
-        eventually(
-            lambda: (
-                len([line for line in reader.named("request") if line["route"] == "/v1/layers"]) == len(requests) + 200
-            ),
-            "once somebody reads, lines are written again",
-        )
-        assert service.end() == 0
-        os.close(pipe[1])
-        eventually(lambda: reader.named("stopped"), "the last line")
-        assert [line["exit_code"] for line in reader.named("left")] == [0, 0]
-
-
-@pytest.mark.long
-def test_a_killed_worker_is_replaced_and_the_service_ends_with_an_unread_log_D3(tmp_path, pipe, streams):
-    with Service(tmp_path, *streams, workers=2, shutdown_grace_s=5) as service:
-        assert service.ask_many() == {200}
-        for victim in service.workers:
-            os.kill(victim, signal.SIGKILL)
-            # A first thread may be dead while others of its process still hold the port: gone is what the supervisor has buried.
-            eventually(lambda victim=victim: victim not in service.workers, "it is gone")
-            eventually(lambda: len(service.workers) == 2, "there is another", within_s=30)
-            eventually(lambda: service.status("/readyz") == 200, "all are ready", within_s=30)
-        assert service.ask_many(number=400) == {200}
-        workers = service.workers
-        assert service.end() == 0
-        assert not any(map(is_alive, workers))
-
-
-@pytest.mark.long
-def test_a_service_starts_with_a_full_pipe(tmp_path, pipe, streams):
-    os.set_blocking(pipe[1], False)
+    os.set_blocking(end, False)
     with contextlib.suppress(BlockingIOError):
         while True:
-            os.write(pipe[1], b"\n" * 4096)
-    os.set_blocking(pipe[1], True)
-    with Service(tmp_path, *streams, workers=1, host="0.0.0.0") as service:
-        assert service.ask_many(number=20) == {200}
+            os.write(end, b"\n" * 4096)
+    os.set_blocking(end, True)
+    yield end
+    os.close(source)
+    os.close(end)
+
+
+@pytest.mark.long
+def test_a_service_starts_with_a_full_pipe(tmp_path, full_pipe):
+    with Service(tmp_path, full_pipe, full_pipe, workers=1, host="0.0.0.0") as service:
+        assert service.ask_many(20) == {200}
         assert service.end() == 0
 
 
 @pytest.mark.long
-def test_a_refused_start_exits_with_its_code_though_its_log_is_unread(tmp_path, pipe):
+def test_a_refused_start_exits_with_its_code_though_its_log_is_unread(tmp_path, full_pipe):
     """The line of a worker, of the supervisor and of the command line."""
-    os.set_blocking(pipe[1], False)
-    with contextlib.suppress(BlockingIOError):
-        while True:
-            os.write(pipe[1], b"\n" * 4096)
-    os.set_blocking(pipe[1], True)
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "small.safetensors").write_bytes(b"\0" * 64)
     (tmp_path / "layers").mkdir()
@@ -202,7 +123,9 @@ def test_a_refused_start_exits_with_its_code_though_its_log_is_unread(tmp_path, 
             (["--layers-dir", tmp_path / "nowhere"], 1),
         ):
             command = [sys.executable, "-m", "service", "serve", *map(str, options)]
-            assert subprocess.run(command, stdout=pipe[1], stderr=pipe[1], timeout=60, check=False).returncode == code
+            assert (
+                subprocess.run(command, stdout=full_pipe, stderr=full_pipe, timeout=60, check=False).returncode == code
+            )
 
 
 @contextlib.contextmanager
@@ -259,7 +182,7 @@ STREAMS = {
 @pytest.mark.parametrize("made", STREAMS.values(), ids=STREAMS)
 def test_the_service_serves_counts_lost_lines_and_ends_with_any_stdout_and_stderr(tmp_path, made):
     with made() as end, Service(tmp_path, end, end, workers=1, heartbeat_s=0.2) as service:
-        assert service.ask_many(number=2000) == {200}
+        assert service.ask_many(2000) == {200}
         assert service.status("/healthz") == 200
         eventually(lambda: service.num_dropped > 0, "what was lost is counted")
         assert os.get_blocking(end)
@@ -268,7 +191,7 @@ def test_the_service_serves_counts_lost_lines_and_ends_with_any_stdout_and_stder
 
 def test_closed_streams_are_no_loss(tmp_path):
     with Service(tmp_path, None, None, shell=">&- 2>&-", workers=1) as service:
-        assert service.ask_many(number=200) == {200}
+        assert service.ask_many(200) == {200}
         assert service.num_dropped == 0
         assert service.end() == 0
 
@@ -276,11 +199,12 @@ def test_closed_streams_are_no_loss(tmp_path):
 @pytest.mark.long
 def test_a_socket_receives_every_line_that_is_read(tmp_path):
     reader, end = socket.socketpair()
-    with reader, end, Service(tmp_path, end.fileno(), workers=2) as service:
-        lines = Reader(reader.fileno())
-        assert service.ask_many(number=400) == {200}
-        assert service.end() == 0
-        end.close()
-        eventually(lambda: lines.named("stopped"), "the last line")
-        assert len([line for line in lines.named("request") if line["route"] == "/v1/layers"]) == 400
-        assert len(lines.named("left")) == 2
+    with reader, reader.makefile(encoding="utf-8") as file, ThreadPoolExecutor(1) as pool:
+        with end, Service(tmp_path, end.fileno(), workers=2) as service:
+            read = pool.submit(lambda: [json.loads(line) for line in file])
+            assert service.ask_many(400) == {200}
+            assert service.end() == 0
+        lines = read.result()
+    assert sum(line["event"] == "request" and line["route"] == "/v1/layers" for line in lines) == 400
+    assert [line["exit_code"] for line in lines if line["event"] == "left"] == [0, 0]
+    assert lines[-1]["event"] == "stopped"

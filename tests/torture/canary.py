@@ -16,6 +16,8 @@ import sys
 import time
 from collections.abc import Iterator
 
+from tests.torture.report import Row, none_of
+
 TIMEOUT_S = 10.0
 _HEADERS = {"Content-Type": "application/json"}
 _BODIES = [
@@ -25,11 +27,16 @@ _BODIES = [
 
 
 class Canary:
-    """Sings from its start until `stop`, or until the end of `singing`."""
+    """Sings from its start until `stop`, or until the end of `singing`.
 
-    def __init__(self, port: int, per_second: float = 50.0, cpus: set[int] | None = None) -> None:
+    With `per_connection` it opens another connection after so many requests, which the kernel may give to another process.
+    """
+
+    def __init__(
+        self, port: int, per_second: float = 50.0, cpus: set[int] | None = None, per_connection: int = 10**9
+    ) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.torture.canary", str(port), str(per_second)],
+            [sys.executable, "-m", "tests.torture.canary", str(port), str(per_second), str(per_connection)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
@@ -50,6 +57,11 @@ class Song:
     def quantile(self, q: float) -> float:
         return quantile(self.latencies, q)
 
+    def row(self, figure: int, beside: str = "them") -> Row:
+        return none_of(
+            figure, f"the canary beside {beside}: answers that are not a 200 with the right bits", self.wrong
+        )
+
 
 def quantile(found: list[float], q: float) -> float:
     """Of a sorted list; NaN where nothing was seen, which meets no target."""
@@ -66,7 +78,7 @@ def singing(port: int, songs: list[Song], **kwargs) -> Iterator[None]:
         songs.append(canary.stop())
 
 
-def _sing(port: int, per_second: float) -> dict:
+def _sing(port: int, per_second: float, per_connection: int) -> dict:
     latencies: list[float] = []
     wrong: list[str] = []
     expected: dict[int, bytes] = {}
@@ -86,6 +98,8 @@ def _sing(port: int, per_second: float) -> dict:
             else:
                 latencies.append(time.monotonic() - max(due, 0))
         number += 1
+        if number % per_connection == 0:
+            connection.close()
         due = max(due + 1 / per_second, time.monotonic() - 1)
     return {"latencies": latencies, "wrong": wrong}
 
@@ -97,4 +111,4 @@ def _ask(connection: http.client.HTTPConnection, body: bytes) -> tuple[int, byte
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(_sing(int(sys.argv[1]), float(sys.argv[2]))))
+    sys.stdout.write(json.dumps(_sing(int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]))))

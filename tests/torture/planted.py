@@ -23,9 +23,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+from tests.torture.report import Row, at_least
+
 VARIABLE = "TORTURE_PLANTS"
 # The row that says that a figure took the path that most batches take, and the percent that show it on a busy machine.
 INLINE, LEAST_INLINE = "batches computed on the event loop's thread", 5.0
+# Percent of the clients that left in the queue whose request no engine runs.
+LEAST_SPARED = 95
 _KEPT: list[object] = []
 _FILES: list[object] = []
 # Slowly and to an end: found by the check, and never so many that nothing can be opened any more.
@@ -76,6 +80,24 @@ def _plant(plants: dict[str, Any]) -> None:
     Engine._run = run_planted  # type: ignore[method-assign, assignment]
     if not plants.get("inline", True):
         Engine.run = lambda engine, batch, **_: run_in_thread(engine, batch)  # type: ignore[method-assign]
+
+
+def when_begun(executed: Path) -> dict[int, float]:
+    """When an engine first began the request of each mark in an `executed` file."""
+    begun: dict[int, float] = {}
+    for line in executed.read_text(encoding="ascii").splitlines():
+        mark, at = line.split()
+        begun.setdefault(int(float(mark)), float(at))
+    return begun
+
+
+def never_executed(figure: int, what: str, executed: Path, left_at: dict[int, float], news_s: float) -> Row:
+    """Of the clients that left before their batch began, and whose leaving was known by then, those that no engine ran."""
+    begun = when_begun(executed)
+    queued = [mark for mark, left in left_at.items() if begun.get(mark, float("inf")) > left + news_s]
+    share = 100 * sum(mark not in begun for mark in queued) / len(queued) if queued else float("nan")
+    what = f"of {len(queued):,} clients {what} before their batch began, never executed"
+    return at_least(figure, what, share, LEAST_SPARED, " %")
 
 
 def inline_share(path: Path) -> float:

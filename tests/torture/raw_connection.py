@@ -10,9 +10,14 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import socket
+import struct
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TypeVar
 
 HOST = "127.0.0.1"
 HANG_S = 5.0
+T = TypeVar("T")
 
 
 class Silence(Exception):
@@ -60,15 +65,22 @@ class RawConnection:
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
 
-    async def ask(self, request: bytes, timeout_s: float = HANG_S) -> Reply:
+    async def ask(self, request: bytes, timeout_s: float = HANG_S, *, reopen: bool = True) -> Reply:
         """One exchange; a kept-alive connection that the service closed meanwhile is opened again, once."""
-        for is_last in (self._writer is None, True):
+        for is_last in (self._writer is None or not reopen, True):
             try:
                 return await self._ask(request, timeout_s)
             except Cut as cut:
                 if is_last or cut.got:
                     raise
         raise AssertionError("unreachable")
+
+    async def outcome(self, request: bytes, timeout_s: float = HANG_S, *, reopen: bool = True) -> Reply | str:
+        """The answer, or what came instead, in words."""
+        try:
+            return await self.ask(request, timeout_s, reopen=reopen)
+        except (Silence, Cut, OSError) as error:
+            return f"{type(error).__name__} {error}".strip()
 
     async def send(self, data: bytes) -> None:
         """Bytes without waiting for an answer."""
@@ -106,6 +118,12 @@ class RawConnection:
             self._writer.transport.abort()
         self._reader = self._writer = None
 
+    def reset(self) -> None:
+        """At once, with a reset in any case."""
+        if self._writer is not None:
+            reset_at_close(self._writer.get_extra_info("socket"))
+        self.close()
+
     async def _ask(self, request: bytes, timeout_s: float) -> Reply:
         try:
             await self.send(request)
@@ -118,6 +136,40 @@ class RawConnection:
         if self._reader is None or self._writer is None:
             self._reader, self._writer = await asyncio.open_connection(HOST, self._port, limit=2**20)
         return self._reader, self._writer
+
+
+def reset_at_close(connection: socket.socket) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+async def share_out(items: Iterable[T], num_workers: int, work: Callable[[T], Awaitable[str | None]]) -> list[str]:
+    """Each item once, so many at a time; what was wrong with them."""
+    left = iter(items)
+
+    async def worker() -> list[str]:
+        return [told for item in left if (told := await work(item)) is not None]
+
+    return [told for some in await asyncio.gather(*(worker() for _ in range(num_workers))) for told in some]
+
+
+async def share_connections(
+    port: int, items: Iterable[T], num: int, work: Callable[[RawConnection, T], Awaitable[str | None]]
+) -> list[str]:
+    """The same over so many connections, one for each worker."""
+    free = [RawConnection(port) for _ in range(num)]
+
+    async def lent(item: T) -> str | None:
+        connection = free.pop()
+        try:
+            return await work(connection, item)
+        finally:
+            free.append(connection)
+
+    try:
+        return await share_out(items, num, lent)
+    finally:
+        for connection in free:
+            connection.close()
 
 
 async def read_reply(reader: asyncio.StreamReader, *, is_head: bool = False) -> Reply:

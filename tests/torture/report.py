@@ -43,6 +43,11 @@ def none_of(figure: int, what: str, found: list[str]) -> Row:
     return Row(figure, what, "0", told.replace("|", "¦").replace("\n", " ")[:400], not found)
 
 
+def fails(figure: int, what: str, told: str, is_found: bool) -> Row:
+    """A row for a check of a service with a planted fault, which the check must find."""
+    return Row(figure, what, "fails", told, is_found)
+
+
 def not_yet(figure: int, what: str, why: str) -> Row:
     return Row(figure, what, "", why, None)
 

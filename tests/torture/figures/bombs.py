@@ -20,7 +20,7 @@ from tests.torture import answer_rules, at_rest
 from tests.torture.canary import Song, singing
 from tests.torture.figure import Form
 from tests.torture.raw_connection import Cut, RawConnection, Reply, Silence, post
-from tests.torture.report import Row, none_of, not_yet
+from tests.torture.report import Row, not_yet
 from tests.torture.subject import Subject
 
 MIB = 2**20
@@ -106,12 +106,12 @@ def measure(form: Form) -> Iterator[Row]:
     with Subject(form.room("bombs"), workers=1) as subject:
         wires = {bomb.name: bomb.write() for bomb in BOMBS if bomb.needs is None or bomb.needs in Settings.model_fields}
         for wire in wires.values():  # the first time some memory comes to stay: arenas, imports
-            asyncio.run(_throw(subject, wire, PATIENCE_S))
+            asyncio.run(throw(subject, wire))
         before = subject.baseline()
         with singing(subject.port, songs):
             for bomb in BOMBS:
                 yield _row(subject, bomb, wires.get(bomb.name), form.count(REPEATS, 3))
-        yield none_of(8, "the canary beside them: answers that are not a 200 with the right bits", songs[0].wrong)
+        yield songs[0].row(8)
         yield from at_rest.rows(8, subject, before, 32)
 
 
@@ -120,9 +120,9 @@ def _row(subject: Subject, bomb: Bomb, wire: bytes | None, num: int) -> Row:
         return not_yet(8, bomb.name, f"needs the setting {bomb.needs}")
     quiet = subject.vitals().resident_bytes
     subject.forget_peaks()
-    replies, slowest_s = asyncio.run(_throw(subject, wire, PATIENCE_S, num))
+    replies, slowest_s = asyncio.run(throw(subject, wire, num))
     peak_mib = (subject.peak_bytes() - quiet) / MIB
-    wrong = [told for told in (_wrong(reply, bomb) for reply in replies) if told]
+    wrong = [told for told in (what_is_wrong(reply, bomb) for reply in replies) if told]
     is_met = not wrong and slowest_s <= MAX_S and peak_mib * MIB <= LIMIT_BYTES + 16 * MIB
     statuses = ", ".join(sorted({str(reply.status) if isinstance(reply, Reply) else reply for reply in replies}))
     told = f"{statuses} in {slowest_s:.2f} s, peak +{peak_mib:.0f} MiB {'; '.join(dict.fromkeys(wrong))}"
@@ -130,7 +130,7 @@ def _row(subject: Subject, bomb: Bomb, wire: bytes | None, num: int) -> Row:
     return Row(8, f"bomb: {bomb.name}", limit, told.strip(), is_met)
 
 
-def _wrong(reply: Reply | str, bomb: Bomb) -> str | None:
+def what_is_wrong(reply: Reply | str, bomb: Bomb) -> str | None:
     if isinstance(reply, str):
         # A connection that was closed while we still sent is a refusal too, where the answer could not be read.
         return None if bomb.needs and reply == "closed" else reply
@@ -140,7 +140,7 @@ def _wrong(reply: Reply | str, bomb: Bomb) -> str | None:
     )
 
 
-async def _throw(subject: Subject, wire: bytes, patience_s: float, num: int = 1) -> tuple[list[Reply | str], float]:
+async def throw(subject: Subject, wire: bytes, num: int = 1) -> tuple[list[Reply | str], float]:
     """One after another; the answers (or what came instead) and the slowest time from the last byte to the answer."""
     replies: list[Reply | str] = []
     slowest_s = 0.0
@@ -149,7 +149,7 @@ async def _throw(subject: Subject, wire: bytes, patience_s: float, num: int = 1)
         sent = time.monotonic()
         try:
             await connection.send(b"")
-            reading = asyncio.ensure_future(connection.read(patience_s))
+            reading = asyncio.ensure_future(connection.read(PATIENCE_S))
             await asyncio.wait(
                 [asyncio.ensure_future(connection.send(wire)), reading], return_when=asyncio.FIRST_COMPLETED
             )

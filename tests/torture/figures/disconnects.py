@@ -11,15 +11,14 @@ import json
 import random
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 from tests.torture import at_rest
 from tests.torture.at_rest import total
 from tests.torture.canary import Song, singing
 from tests.torture.figure import Form
 from tests.torture.health import Health
-from tests.torture.planted import INLINE, LEAST_INLINE, inline_share
-from tests.torture.raw_connection import HANG_S, RawConnection, Silence, post
+from tests.torture.planted import INLINE, LEAST_INLINE, inline_share, never_executed
+from tests.torture.raw_connection import RawConnection, post, share_connections, share_out
 from tests.torture.report import Row, at_least, none_of
 from tests.torture.subject import Subject
 
@@ -52,25 +51,23 @@ def measure(form: Form) -> Iterator[Row]:
             stuck = asyncio.run(_stuck(subject))
         yield none_of(6, f"{num:,} disconnects: later requests that are not answered with 200", stuck)
         news_s = max(LEAST_NEWS_S, 2 * health.quantile_ms(0.99) / 1000)
-        yield _cancelled_in_queue(executed, left_at, news_s)
+        yield never_executed(6, "that left", executed, left_at, news_s)
         yield Row(6, "cancelled, by the service's own stages", "", _by_stage(counted, subject.samples()), is_met=True)
         yield at_least(6, INLINE, inline_share(threads), LEAST_INLINE, " %")
-        yield none_of(6, "the canary beside them: answers that are not a 200 with the right bits", songs[0].wrong)
+        yield songs[0].row(6)
         yield from at_rest.rows(6, subject, before)
 
 
 async def _leave_all(subject: Subject, form: Form, marks: range) -> dict[int, float]:
     """When the client with each mark left, for clients that had sent their whole request."""
     left_at: dict[int, float] = {}
-    numbers = iter(marks)
 
-    async def work() -> None:
-        for mark in numbers:
-            when = await _leave(subject.port, mark, form.random(f"leaver {mark}"))
-            if when is not None:
-                left_at[mark] = when
+    async def leave(mark: int) -> None:
+        when = await _leave(subject.port, mark, form.random(f"leaver {mark}"))
+        if when is not None:
+            left_at[mark] = when
 
-    await asyncio.gather(*(work() for _ in range(NUM_CONNECTIONS)))
+    await share_out(marks, NUM_CONNECTIONS, leave)
     return left_at
 
 
@@ -114,30 +111,13 @@ def _request(mark: int, rng: random.Random, *, is_large: bool) -> bytes:
 async def _stuck(subject: Subject) -> list[str]:
     """Send as many requests at once as there were disconnects at once, and wait for all answers."""
 
-    async def stay(number: int) -> str | None:
-        connection = RawConnection(subject.port)
-        try:
-            reply = await connection.ask(_request(number, random.Random(number), is_large=False), HANG_S)
-        except Silence:
-            return "no answer"
-        finally:
-            connection.close()
+    async def stay(connection: RawConnection, number: int) -> str | None:
+        reply = await connection.outcome(_request(number, random.Random(number), is_large=False))
+        if isinstance(reply, str):
+            return reply
         return None if reply.status == 200 else f"status {reply.status}"
 
-    return [told for told in await asyncio.gather(*(stay(number) for number in range(NUM_CONNECTIONS))) if told]
-
-
-def _cancelled_in_queue(executed: Path, left_at: dict[int, float], news_s: float) -> Row:
-    begun: dict[int, float] = {}
-    for line in executed.read_text(encoding="ascii").splitlines():
-        mark, at = line.split()
-        begun.setdefault(int(float(mark)), float(at))
-    queued = [mark for mark, left in left_at.items() if begun.get(mark, float("inf")) > left + news_s]
-    never = [mark for mark in queued if mark not in begun]
-    share = 100 * len(never) / len(queued) if queued else float("nan")
-    return at_least(
-        6, f"of {len(queued):,} clients that left before their batch began, never executed", share, 95, " %"
-    )
+    return await share_connections(subject.port, range(NUM_CONNECTIONS), NUM_CONNECTIONS, stay)
 
 
 def _by_stage(before: dict[str, float], after: dict[str, float]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from tests.torture import answer_rules, at_rest
@@ -16,7 +16,16 @@ from tests.torture.canary import Song, singing
 from tests.torture.figure import Form
 from tests.torture.figures import schema
 from tests.torture.inputs import mutations, streams
-from tests.torture.raw_connection import HANG_S, HOST, Cut, RawConnection, Silence, read_reply
+from tests.torture.raw_connection import (
+    HANG_S,
+    HOST,
+    Cut,
+    RawConnection,
+    Reply,
+    read_reply,
+    share_connections,
+    share_out,
+)
 from tests.torture.report import Row, none_of
 from tests.torture.subject import Subject
 
@@ -25,8 +34,6 @@ NUM_CONNECTIONS, NUM_SOCKETS = 16, 64
 QUIET_S = 0.15
 MAX_GROWTH_MIB = 32
 SETTINGS: dict[str, Any] = dict(workers=1, body_timeout_s=2, header_timeout_s=2, write_timeout_s=5)
-
-Attempt = Callable[[int], Awaitable[str | None]]
 
 
 def measure(form: Form) -> Iterator[Row]:
@@ -42,65 +49,38 @@ def measure(form: Form) -> Iterator[Row]:
             found = asyncio.run(_raw(subject, form, num))
             yield none_of(1, f"{num:,} raw-socket inputs: wrong answers, hangs, deaths", found)
         yield from schema.rows(subject, form)
-        yield none_of(1, "the canary beside them: answers that are not a 200 with the right bits", songs[0].wrong)
+        yield songs[0].row(1)
         yield from at_rest.rows(1, subject, before, MAX_GROWTH_MIB)
 
 
 async def _structured(subject: Subject, form: Form, first: int, end: int) -> list[str]:
-    connections = [RawConnection(subject.port) for _ in range(NUM_CONNECTIONS)]
-    free = list(connections)
-
-    async def attempt(number: int) -> str | None:
+    async def attempt(connection: RawConnection, number: int) -> str | None:
         given = mutations.draw(form.random(f"structured {number}"))
-        connection = free.pop()
-        try:
-            reply = await connection.ask(given.wire(), HANG_S)
-        except Silence:
-            return "a hang"
-        except (Cut, OSError) as cut:
-            return f"no answer: {cut}"
-        finally:
-            free.append(connection)
-        return answer_rules.violation(reply, is_inference=given.is_inference, is_head=given.method == "HEAD")
+        wire = given.wire()
+        reply = await connection.outcome(wire)
+        if isinstance(reply, Reply):
+            why = answer_rules.violation(reply, is_inference=given.is_inference, is_head=given.method == "HEAD")
+        else:
+            why = reply
+        return _kept(subject, f"structured-{number}", wire, why)
 
-    def kept(number: int) -> bytes:
-        return mutations.draw(form.random(f"structured {number}")).wire()
-
-    found = await _all(
-        attempt, range(first, end), NUM_CONNECTIONS, lambda n: _keep(subject, f"structured-{n}", kept(n))
-    )
-    for connection in connections:
-        connection.close()
-    return found
+    return await share_connections(subject.port, range(first, end), NUM_CONNECTIONS, attempt)
 
 
 async def _raw(subject: Subject, form: Form, num: int) -> list[str]:
     async def attempt(number: int) -> str | None:
-        return await converse(subject.port, streams.draw(form.random(f"raw {number}")))
+        wire = streams.draw(form.random(f"raw {number}"))
+        return _kept(subject, f"raw-{number}", wire, await converse(subject.port, wire))
 
-    def kept(number: int) -> bytes:
-        return streams.draw(form.random(f"raw {number}"))
-
-    return await _all(attempt, range(num), NUM_SOCKETS, lambda n: _keep(subject, f"raw-{n}", kept(n)))
+    return await share_out(range(num), NUM_SOCKETS, attempt)
 
 
-async def _all(attempt: Attempt, numbers: range, num_tasks: int, keep: Callable[[int], None]) -> list[str]:
-    """Every number once, so many at a time; what broke, with its number."""
-    found: list[str] = []
-    left = iter(numbers)
-
-    async def work() -> None:
-        for number in left:
-            if (why := await attempt(number)) is not None:
-                found.append(f"#{number} {why}")
-                keep(number)
-
-    await asyncio.gather(*(work() for _ in range(num_tasks)))
-    return found
-
-
-def _keep(subject: Subject, name: str, content: bytes) -> None:
-    (subject.directory / f"{name}.bin").write_bytes(content)
+def _kept(subject: Subject, name: str, wire: bytes, why: str | None) -> str | None:
+    """What was wrong, with the name of the file that keeps the input."""
+    if why is None:
+        return None
+    (subject.directory / f"{name}.bin").write_bytes(wire)
+    return f"{name} {why}"
 
 
 async def converse(port: int, data: bytes) -> str | None:

@@ -11,17 +11,15 @@ import asyncio
 import contextlib
 import json
 import random
-import socket
-import struct
 import time
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Awaitable, Iterator
 
 from tests.torture import at_rest
 from tests.torture.figure import Form
 from tests.torture.health import Health
-from tests.torture.raw_connection import HANG_S, HOST, Cut, RawConnection, Silence, post, read_reply
-from tests.torture.report import Row, at_least, none_of
+from tests.torture.planted import never_executed
+from tests.torture.raw_connection import HANG_S, HOST, Cut, RawConnection, post, read_reply, reset_at_close, share_out
+from tests.torture.report import Row, fails, none_of
 from tests.torture.subject import Subject
 
 CLIENTS = 400
@@ -62,29 +60,21 @@ def measure(form: Form) -> Iterator[Row]:
         with Health(subject.port) as health:
             ended, reset = asyncio.run(_leave_all(subject, form, num))
         lag_s = max(LEAST_NEWS_S, 2 * health.quantile_ms(0.99) / 1000)
-        yield _never_executed("that half-closed behind a kept-alive request", executed, ended, lag_s)
-        yield _never_executed(
-            "that half-closed behind their last request and then reset", executed, reset, CHECK_S + lag_s
-        )
+        yield never_executed(16, "that half-closed behind a kept-alive request", executed, ended, lag_s)
+        what = "that half-closed behind their last request and then reset"
+        yield never_executed(16, what, executed, reset, CHECK_S + lag_s)
         yield from at_rest.rows(16, subject, before)
     plants = {"cost_s": COST_S, "modules": ["tests.torture.figures.half_close"]}
     with Subject(form.room("fin-cancels"), plants=plants, workers=1, standing_wait_ms=0) as subject:
         told = _unanswered(subject, form, num)
-        yield Row(16, "a planted fault (every FIN cancels) fails the first check", "fails", f"{len(told)}", bool(told))
+        yield fails(16, "a planted fault (every FIN cancels) fails the first check", f"{len(told)}", bool(told))
 
 
 def _unanswered(subject: Subject, form: Form, num: int) -> list[str]:
-    async def ask_all() -> list[str | None]:
-        numbers, told = iter(range(num)), list[str | None]()
+    def ask(number: int) -> Awaitable[str | None]:
+        return _ask(subject.port, form.random(f"half-closed {number}"))
 
-        async def work() -> None:
-            for number in numbers:
-                told.append(await _ask(subject.port, form.random(f"half-closed {number}")))
-
-        await asyncio.gather(*(work() for _ in range(NUM_CONNECTIONS)))
-        return told
-
-    return [found for found in asyncio.run(ask_all()) if found]
+    return asyncio.run(share_out(range(num), NUM_CONNECTIONS, ask))
 
 
 async def _ask(port: int, rng: random.Random) -> str | None:
@@ -132,23 +122,20 @@ async def _leave_all(subject: Subject, form: Form, num: int) -> tuple[dict[int, 
     """When the client with each mark ended its sending behind a kept-alive request; when it reset behind its last."""
     ended: dict[int, float] = {}
     reset: dict[int, float] = {}
-    marks = iter(range(FIRST_MARK, FIRST_MARK + 2 * num))
 
-    async def work() -> None:
-        for mark in marks:
-            rng = form.random(f"leaver {mark}")
-            found = ended if mark % 2 else reset
-            with contextlib.suppress(OSError):
-                found[mark] = await _leave(subject.port, mark, rng, resets=found is reset)
+    async def leave(mark: int) -> None:
+        rng = form.random(f"leaver {mark}")
+        found = ended if mark % 2 else reset
+        with contextlib.suppress(OSError):
+            found[mark] = await _leave(subject.port, mark, rng, resets=found is reset)
 
     async def keep_busy() -> None:
         with contextlib.closing(RawConnection(subject.port)) as connection:
             while True:
-                with contextlib.suppress(Silence, Cut):
-                    await connection.ask(_request(1))
+                await connection.outcome(_request(1))
 
     busy = [asyncio.ensure_future(keep_busy()) for _ in range(NUM_BUSY)]
-    await asyncio.gather(*(work() for _ in range(NUM_CONNECTIONS)))
+    await share_out(range(FIRST_MARK, FIRST_MARK + 2 * num), NUM_CONNECTIONS, leave)
     for task in busy:
         task.cancel()
     await asyncio.wait(busy)
@@ -166,22 +153,12 @@ async def _leave(port: int, mark: int, rng: random.Random, *, resets: bool) -> f
             await asyncio.sleep(0.3)
             return left_at
         await asyncio.sleep(rng.uniform(0, 0.1))
-        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        reset_at_close(writer.get_extra_info("socket"))
     finally:
         writer.transport.abort()
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     return time.monotonic()
-
-
-def _never_executed(what: str, executed: Path, left_at: dict[int, float], news_s: float) -> Row:
-    begun: dict[int, float] = {}
-    for line in executed.read_text(encoding="ascii").splitlines():
-        mark, at = line.split()
-        begun.setdefault(int(float(mark)), float(at))
-    queued = [mark for mark, left in left_at.items() if begun.get(mark, float("inf")) > left + news_s]
-    share = 100 * sum(mark not in begun for mark in queued) / len(queued) if queued else float("nan")
-    return at_least(16, f"of {len(queued)} clients {what} before their batch began, never executed", share, 95, " %")
 
 
 def _body(rows: int, mark: float = 0.5) -> bytes:

@@ -22,7 +22,7 @@ from tests.integration.running import LAYERS
 from tests.torture import at_rest
 from tests.torture.figure import Form
 from tests.torture.inputs import valid
-from tests.torture.raw_connection import RawConnection, Reply, attend, post
+from tests.torture.raw_connection import RawConnection, Reply, attend, post, share_connections
 from tests.torture.report import Row, at_least, none_of
 from tests.torture.subject import Subject
 
@@ -87,7 +87,7 @@ class _Company:
     """A pool of requests, their answers alone, and groups of them sent at once."""
 
     def __init__(self, port: int, form: Form) -> None:
-        self._rng = form.random("isolation")
+        self._rng, self._port = form.random("isolation"), port
         self._connections = [RawConnection(port) for _ in range(LARGEST_GROUP + 1)]
         forms = ("nested", "list", "base64")
         requests = (valid.write(valid.draw_request(self._rng), self._rng.choice(forms)) for _ in range(POOL))
@@ -100,7 +100,7 @@ class _Company:
         return float(np.mean(self._batches)) if self._batches else 0.0
 
     async def measure_alone(self) -> None:
-        connection = RawConnection(self._connections[0]._port)
+        connection = RawConnection(self._port)
         self._alone = [bits(await connection.ask(wire)) for wire in self._pool]
         connection.close()
 
@@ -145,22 +145,17 @@ def _harm(rng: random.Random) -> bytes:
 
 async def _identities(port: int, num: int) -> list[str]:
     """As many callers as connections at a time, each with a number of its own, which it must get back."""
-    found: list[str] = []
-    numbers = iter(range(1, num + 1))
 
-    async def work() -> None:
-        connection = RawConnection(port)
-        for number in numbers:
-            # Exact in bfloat16 too: eight bits in each of two columns.
-            row = [float(number % 256), float(number // 256), *[0.0] * 14]
-            reply = await connection.ask(attend([row], "mirror", **{"X-Request-ID": f"caller-{number}"}))
-            if (
-                reply.status != 200
-                or reply.json()["output"] != [row]
-                or reply.headers["x-request-id"] != f"caller-{number}"
-            ):
-                found.append(f"caller {number} got {reply.status} {reply.body[:60]!r}")
-        connection.close()
+    async def ask(connection: RawConnection, number: int) -> str | None:
+        # Exact in bfloat16 too: eight bits in each of two columns.
+        row = [float(number % 256), float(number // 256), *[0.0] * 14]
+        reply = await connection.ask(attend([row], "mirror", **{"X-Request-ID": f"caller-{number}"}))
+        if (
+            reply.status == 200
+            and reply.json()["output"] == [row]
+            and reply.headers["x-request-id"] == f"caller-{number}"
+        ):
+            return None
+        return f"caller {number} got {reply.status} {reply.body[:60]!r}"
 
-    await asyncio.gather(*(work() for _ in range(128)))
-    return found
+    return await share_connections(port, range(1, num + 1), 128, ask)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import http
 import json
 import random
@@ -23,8 +24,8 @@ from service.layers.store import Store
 from tests.integration.running import ADMIN_KEY, small_layer
 from tests.torture import at_rest, process_tree
 from tests.torture.figure import Form
-from tests.torture.raw_connection import Cut, RawConnection, Silence, post
-from tests.torture.report import Row, none_of
+from tests.torture.raw_connection import RawConnection, post
+from tests.torture.report import Row, fails, none_of
 from tests.torture.subject import NUM_ASKERS, Subject, Vitals
 
 KEY = {"X-API-Key": ADMIN_KEY}
@@ -84,7 +85,7 @@ def measure(form: Form) -> Iterator[Row]:
         race = _Race(subject, form.random("planted race"))
         race.run(PLANTED_S, until=race.deaths)
         found = race.deaths()
-        yield Row(11, "the old fault, planted, fails the check", "fails", f"{len(found)} processes ended", bool(found))
+        yield fails(11, "the old fault, planted, fails the check", f"{len(found)} processes ended", bool(found))
 
 
 def _subject(room: Path, **more: Any) -> Subject:
@@ -197,11 +198,6 @@ class _Race:
         """Over a connection of its own; status 0 where there was no answer."""
         path = f"/v1/layers/{layer}"
         wire = post(f"{path}/attend", QUERY, KEY) if method == "POST" else post(path, b"", KEY, method)
-        connection = RawConnection(self._subject.port)
-        try:
-            reply = await connection.ask(wire, CHANGE_S)
-        except (Silence, Cut, OSError) as error:
-            return 0, type(error).__name__.encode()
-        finally:
-            connection.close()
-        return reply.status, reply.body
+        with contextlib.closing(RawConnection(self._subject.port)) as connection:
+            reply = await connection.outcome(wire, CHANGE_S)
+        return (0, reply.encode()) if isinstance(reply, str) else (reply.status, reply.body)

@@ -17,7 +17,7 @@ from tests.torture import at_rest
 from tests.torture.at_rest import total
 from tests.torture.figure import Form
 from tests.torture.raw_connection import HOST, RawConnection, attend, post
-from tests.torture.report import Row, at_most, none_of
+from tests.torture.report import Row, at_most, fails, none_of
 from tests.torture.subject import Subject
 
 REQUESTS, LEAST_REQUESTS = 100_000, 8000
@@ -58,7 +58,7 @@ def measure(form: Form) -> Iterator[Row]:
         yield from at_rest.rows(21, subject, before)
     with Subject(form.room("no-limit"), plants={"modules": [__name__]}, workers=1) as subject:
         flood = _Flood(subject, LEAST_REQUESTS)
-        yield Row(21, "the same check without a limit", "fails", "; ".join(flood.too_many[:2]), bool(flood.too_many))
+        yield fails(21, "the same check without a limit", "; ".join(flood.too_many[:2]), bool(flood.too_many))
 
 
 class _Flood:

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 
 from tests.torture import process_tree
 from tests.torture.figure import Form
-from tests.torture.raw_connection import Cut, RawConnection, Silence, attend
-from tests.torture.report import Row, at_least, none_of
+from tests.torture.raw_connection import RawConnection, attend
+from tests.torture.report import Row, at_least, fails, none_of
 from tests.torture.subject import READY_S, Subject
 
 CALLERS = 32
@@ -50,11 +50,9 @@ class Callers:
     async def _ask(self, number: int) -> None:
         connection = RawConnection(self._port)
         while not self._is_over:
-            try:
-                await connection.send(REQUEST)
-                reply = await connection.read()
-            except (Silence, Cut, OSError) as error:
-                self.failed_at.append((time.monotonic(), f"{type(error).__name__} {error}"))
+            reply = await connection.outcome(REQUEST, reopen=False)
+            if isinstance(reply, str):
+                self.failed_at.append((time.monotonic(), reply))
                 connection.close()
                 continue
             self.num_closed[number] += reply.closes
@@ -73,12 +71,9 @@ def measure(form: Form) -> Iterator[Row]:
         yield none_of(20, f"of {CALLERS} callers, those asked to reconnect more than once", often)
         told = [line for line in subject.faults() if not line.startswith("worker_died")]
         yield none_of(20, "faults in the log", told)
-    plants = {"modules": ["tests.torture.figures.new_worker"]}
-    with Subject(form.room("nothing-shed"), plants=plants, workers=WORKERS) as subject:
+    with Subject(form.room("nothing-shed"), plants={"modules": [__name__]}, workers=WORKERS) as subject:
         share, _, _ = asyncio.run(_replace(subject))
-        yield Row(
-            20, "a planted fault (no connection is shed) fails the first check", "fails", f"{share:.0f} %", share < 50
-        )
+        yield fails(20, "a planted fault (no connection is shed) fails the first check", f"{share:.0f} %", share < 50)
 
 
 async def _replace(subject: Subject) -> tuple[float, Callers, float]:

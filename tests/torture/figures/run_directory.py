@@ -20,7 +20,7 @@ from tests.torture import at_rest
 from tests.torture.at_rest import total
 from tests.torture.canary import Song, singing
 from tests.torture.figure import Form
-from tests.torture.report import Row, at_most, none_of
+from tests.torture.report import Row, at_most, fails, none_of
 from tests.torture.subject import Subject
 
 LOSSES = 10
@@ -55,7 +55,7 @@ def measure(form: Form) -> Iterator[Row]:
         _remove(_run_directory(planted))
         is_found = _seconds_until_well(subject, planted) is None
         told = "not well in time" if is_found else "the check found nothing"
-        yield Row(14, "a planted fault (nothing lost is made again) fails the check", "fails", told, is_found)
+        yield fails(14, "a planted fault (nothing lost is made again) fails the check", told, is_found)
 
 
 def plant() -> None:
@@ -134,9 +134,12 @@ def _remove_some(run: Path, rng: random.Random) -> None:
         path.unlink(missing_ok=True)
 
 
-_LOSSES: dict[str, Callable[[Path, random.Random], None]] = {
+_LOSSES: dict[str, Callable[[Path, random.Random], object]] = {
     "all of it": lambda run, _: _remove(run),
     "with its parent": lambda run, _: _remove(run.parent),
+    "moved away": lambda run, rng: run.rename(run.parent.parent / f"away-{rng.getrandbits(32)}"),
     "the metrics": lambda run, _: _remove(run / "metrics"),
     "some files": _remove_some,
+    "one counter file": lambda run, _: (run / "metrics" / "counter_0.db").unlink(),
+    "one gauge file": lambda run, _: (run / "metrics" / "gauge_livesum_1.db").unlink(),
 }

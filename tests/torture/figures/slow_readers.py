@@ -8,6 +8,7 @@ fault the second check fails. Rates are ten times those of the defaults, and tim
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import socket
@@ -17,8 +18,8 @@ from typing import Any
 
 from tests.torture import at_rest
 from tests.torture.figure import Form
-from tests.torture.raw_connection import HOST, Cut, RawConnection, Silence, post
-from tests.torture.report import Row, at_most, none_of
+from tests.torture.raw_connection import HOST, RawConnection, post
+from tests.torture.report import Row, at_most, fails, none_of
 from tests.torture.subject import Subject
 
 MIB = 2**20
@@ -62,9 +63,8 @@ def measure(form: Form) -> Iterator[Row]:
     with Subject(form.room("slow-readers"), **SETTINGS) as subject:
         before = subject.baseline()
         is_held, free_after_s, slow = asyncio.run(_held(subject))
-        yield Row(
-            19, f"{READERS} slow readers: room for another large answer at first", "none", _told(is_held), is_held
-        )
+        what, told = f"{READERS} slow readers: room for another large answer at first", "none" if is_held else "some"
+        yield Row(19, what, "none", told, is_held)
         yield at_most(19, "the same: time until another large answer is computed", free_after_s, MOST_S, " s")
         yield none_of(
             19, "the same: slow readers that got their whole answer", ["one"] * sum(taken.is_whole for taken in slow)
@@ -73,18 +73,10 @@ def measure(form: Form) -> Iterator[Row]:
         cut = [f"{taken.num_bytes:,} bytes" for taken in (honest, small) if not taken.is_whole]
         yield none_of(19, "readers that were cut off: 17 MB at twice the least rate, 30 kB at 8 kB/s", cut)
         yield from at_rest.rows(19, subject, before)
-    with Subject(
-        form.room("any-rate"), plants={"modules": ["tests.torture.figures.slow_readers"]}, **SETTINGS
-    ) as subject:
+    with Subject(form.room("any-rate"), plants={"modules": [__name__]}, **SETTINGS) as subject:
         _, free_after_s, _ = asyncio.run(_held(subject))
         told = f"no room in {free_after_s:.0f} s" if free_after_s > MOST_S else f"{free_after_s:.1f} s"
-        yield Row(
-            19, "a planted fault (any rate is accepted) fails the second check", "fails", told, free_after_s > MOST_S
-        )
-
-
-def _told(is_held: bool) -> str:
-    return "none" if is_held else "there was some"
+        yield fails(19, "a planted fault (any rate is accepted) fails the second check", told, free_after_s > MOST_S)
 
 
 async def _held(subject: Subject) -> tuple[bool, float, list[Taken]]:
@@ -105,13 +97,9 @@ async def _held(subject: Subject) -> tuple[bool, float, list[Taken]]:
 
 
 async def _status(subject: Subject) -> int:
-    connection = RawConnection(subject.port)
-    try:
-        return (await connection.ask(post(ROUTE, LARGE, CLOSE), 30)).status
-    except (Silence, Cut):
-        return 0
-    finally:
-        connection.close()
+    with contextlib.closing(RawConnection(subject.port)) as connection:
+        reply = await connection.outcome(post(ROUTE, LARGE, CLOSE), 30)
+    return 0 if isinstance(reply, str) else reply.status
 
 
 async def _honest(subject: Subject) -> tuple[Taken, Taken]:

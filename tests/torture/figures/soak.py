@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from tests.torture import answer_rules, at_rest, series
 from tests.torture.figure import Form
 from tests.torture.inputs import mutations, valid
-from tests.torture.raw_connection import HANG_S, Cut, RawConnection, Silence
-from tests.torture.report import Row, at_most, none_of
+from tests.torture.raw_connection import RawConnection
+from tests.torture.report import Row, at_most, fails, none_of
 from tests.torture.subject import Subject, Vitals
 
 MIB = 2**20
@@ -51,13 +51,8 @@ def measure(form: Form) -> Iterator[Row]:
         soak.run(seconds)
         is_found = soak.growth_mib > MAX_GROWTH_MIB and any("files" in told for told in soak.grown)
         told = f"{soak.growth_mib:.1f} MiB; {'; '.join(soak.grown)}"
-        yield Row(
-            4,
-            f"a planted leak of {leak_bytes:,} bytes a request and some descriptors fails the check",
-            "fails",
-            told,
-            is_found,
-        )
+        what = f"a planted leak of {leak_bytes:,} bytes a request and some descriptors fails the check"
+        yield fails(4, what, told, is_found)
 
 
 class _Soak:
@@ -148,13 +143,12 @@ class _Soak:
         rng = self._form.random(f"soak {number}")
         kind = rng.random()
         given = mutations.draw(rng) if kind < BAD else valid.draw(rng, MAX_ROWS)
-        try:
-            if BAD <= kind < BAD + LEAVING:
-                await self._leave(connection, given.wire(), rng)
-                return
-            reply = await connection.ask(given.wire(), HANG_S)
-        except (Silence, Cut, OSError) as error:
-            self.wrong.append(f"#{number} {type(error).__name__} {error}")
+        if BAD <= kind < BAD + LEAVING:
+            await self._leave(connection, given.wire(), rng)
+            return
+        reply = await connection.outcome(given.wire())
+        if isinstance(reply, str):
+            self.wrong.append(f"#{number} {reply}")
             return
         told = answer_rules.violation(reply, is_inference=given.is_inference, is_head=given.method == "HEAD")
         if told is None and kind >= BAD and reply.status != 200:

@@ -8,6 +8,7 @@ where no process was killed in between.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -18,8 +19,8 @@ from tests.torture import process_tree
 from tests.torture.at_rest import total, unbalanced
 from tests.torture.figure import Form
 from tests.torture.health import Health
-from tests.torture.raw_connection import HANG_S, Cut, RawConnection, Silence, attend
-from tests.torture.report import Row, at_least, at_most, none_of
+from tests.torture.raw_connection import RawConnection, attend
+from tests.torture.report import Row, at_least, at_most, fails, none_of
 from tests.torture.subject import Subject
 
 REQUESTS, LEAST_REQUESTS = 20_000, 4000
@@ -52,29 +53,25 @@ def measure(form: Form) -> Iterator[Row]:
         yield from _ends(subject)
     with Subject(form.room("blocking"), plants={"modules": [__name__]}, piped=True, workers=2) as subject:
         wrong = asyncio.run(_ask_all(subject.port, LEAST_REQUESTS))
-        yield Row(
-            13, "the same check with streams that block", "fails", f"{len(wrong)}: {', '.join(wrong[:2])}", bool(wrong)
-        )
+        told = f"{len(wrong)}: {', '.join(wrong[:2])}"
+        yield fails(13, "the same check with streams that block", told, bool(wrong))
 
 
 async def _ask_all(port: int, num: int) -> list[str]:
-    """What was wrong with so many requests; a connection without an answer sends no more."""
-    numbers = iter(range(num))
+    """What was wrong with so many requests; after one without an answer its connection sends no more."""
     wrong: list[str] = []
+    numbers = iter(range(num))
 
-    async def work() -> None:
-        connection = RawConnection(port)
-        for _ in numbers:
-            try:
-                reply = await connection.ask(REQUEST, HANG_S)
-            except (Silence, Cut, OSError) as error:
-                wrong.append(f"{type(error).__name__} {error}".strip())
-                break
-            if reply.status != 200:
-                wrong.append(f"status {reply.status}")
-        connection.close()
+    async def ask_on(_: int) -> None:
+        with contextlib.closing(RawConnection(port)) as connection:
+            for _ in numbers:
+                reply = await connection.outcome(REQUEST)
+                if isinstance(reply, str):
+                    wrong.append(reply)
+                    return
+                wrong.extend([f"status {reply.status}"] * (reply.status != 200))
 
-    await asyncio.gather(*(work() for _ in range(NUM_CONNECTIONS)))
+    await asyncio.gather(*map(ask_on, range(NUM_CONNECTIONS)))
     return wrong
 
 

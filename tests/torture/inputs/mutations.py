@@ -117,22 +117,8 @@ def mutate_safetensors(body: bytes, rng: random.Random) -> bytes:
     head, data = body[8 : 8 + length], body[8 + length :]
     kind = rng.randrange(6)
     if kind == 0:
-        lie = rng.choice(
-            [
-                0,
-                1,
-                7,
-                length - 1,
-                length + 1,
-                len(body),
-                len(body) - 8,
-                2**31,
-                2**32 - 1000,
-                2**63,
-                2**64 - 1,
-                10**8 + 1,
-            ]
-        )
+        near = [length - 1, length + 1, len(body), len(body) - 8]
+        lie = rng.choice([0, 1, 7, *near, 2**31, 2**32 - 1000, 2**63, 2**64 - 1, 10**8 + 1])
         return (lie % 2**64).to_bytes(8, "little") + body[8:]
     if kind == 1:
         return mutate_bytes(body, rng)
@@ -186,15 +172,5 @@ _PACKS: dict[str, Callable[[bytes], bytes]] = {
     "zstd": zstandard.compress,
     "deflate": zlib.compress,
 }
-_KINDS: list[Callable[[Input, random.Random], Input]] = [
-    _body,
-    _body,
-    _body,
-    _body,
-    _body,
-    _header,
-    _header,
-    _path,
-    _method,
-    _packed,
-]
+# Bodies are what most mutations are of.
+_KINDS: list[Callable[[Input, random.Random], Input]] = [*[_body] * 5, *[_header] * 2, _path, _method, _packed]

@@ -1,41 +1,38 @@
 """Raw bytes for a socket: HTTP as a careless or hostile client writes it.
 
-Invariants: everything is drawn from the given generator; `may_wait` says that the bytes can be the beginning of a request, after
-which a server waits for more.
+Invariants: everything is drawn from the given generator; lengths, codings, chunks and requests that the parser must refuse are
+those of `tests/raw_inputs.py`, here behind other bytes, cut or changed once more.
 """
 
 from __future__ import annotations
 
 import random
 
+from tests import raw_inputs
 from tests.torture.answer_rules import MARK
 from tests.torture.inputs import valid
 
 LENGTHS = [
-    b"0", b"-1", b"+5", b"0x10", b"5,5", b"5, 6", b"5 6", b"9223372036854775808", b"1" + b"0" * 25, b"7" * 40, b"", b" 5", b"5.0",
-    b"1e3", b"\xb2", b"5\r\nContent-Length: 6", b"16777217", b"NaN", MARK.encode(),
+    *raw_inputs.LENGTHS.values(), b"0", b"9223372036854775808", b"1" + b"0" * 25, b"\xb2", b"5\r\nContent-Length: 6", b"16777217",
+    MARK.encode(),
 ]  # fmt: skip
 REQUEST_LINES = [
-    b"GET / HTTP/1.0", b"GET /", b"GET / HTTP/9.9", b"GET / HTTP/2.0", b"PRI * HTTP/2.0", b"get / http/1.1", b"GET  / HTTP/1.1",
-    b"GET /%00 HTTP/1.1", b"GET http://other/v1/layers HTTP/1.1", b"CONNECT other:443 HTTP/1.1", b"TRACE / HTTP/1.1",
-    b"GET /\xff HTTP/1.1", b"FOO /v1/layers HTTP/1.1", b"GET * HTTP/1.1", b" GET / HTTP/1.1", b"\x16\x03\x01\x02\x00", b"GET /" +
-    b"a" * 70_000 + b" HTTP/1.1", b"", b"\0\0\0", b"GET /v1/layers?" + b"&" * 9000 + b" HTTP/1.1",
+    b"GET / HTTP/1.0", b"GET / HTTP/2.0", b"GET http://other/v1/layers HTTP/1.1", b"CONNECT other:443 HTTP/1.1",
+    b"TRACE / HTTP/1.1", b"FOO /v1/layers HTTP/1.1", b"GET /%00 HTTP/1.1", b"GET /" + b"a" * 70_000 + b" HTTP/1.1",
+    b"", b"\0\0\0", b"GET /v1/layers?" + b"&" * 9000 + b" HTTP/1.1",
 ]  # fmt: skip
 HEADER_LINES = [
-    b"Host: a", b"Host: a\r\nHost: b", b"Transfer-Encoding: chunked", b"Transfer-Encoding: xchunked",
-    b"Transfer-Encoding : chunked",
-    b"Transfer-Encoding: chunked, identity", b"Transfer-Encoding: identity", b"Content-Length: 5\r\nTransfer-Encoding: chunked",
-    b"Expect: 100-continue", b"Connection: close", b"Connection: upgrade\r\nUpgrade: h2c", b"X: \0", b"X\0: 1", b" folded: 1",
-    b"NoColon", b": empty", b"X: " + b"y" * 20_000, b"X-Request-ID: a\rb", b"X-Request-ID: \xc3\xa9", b"Content-Type: \xff",
-    b"X-Big: " + b"z" * 70_000, b"Connection: keep-alive, close", b"\xff\xfe: 1", b"X: 1\nY: 2", b"Keep-Alive: timeout=99999",
+    *(b"Transfer-Encoding: " + coding for coding in [b"chunked", *raw_inputs.CODINGS.values()]), b"Transfer-Encoding : chunked",
+    b"Content-Length: 5\r\nTransfer-Encoding: chunked", b"Host: a", b"Host: a\r\nHost: b", b"Expect: 100-continue",
+    b"Connection: close", b"Connection: keep-alive, close", b"Connection: upgrade\r\nUpgrade: h2c", b"Keep-Alive: timeout=99999",
+    b"X: \0", b"X\0: 1", b" folded: 1", b"NoColon", b": empty", b"\xff\xfe: 1", b"X: 1\nY: 2", b"Content-Type: \xff",
+    b"X: " + b"y" * 20_000, b"X-Big: " + b"z" * 70_000, b"X-Request-ID: a\rb", b"X-Request-ID: \xc3\xa9",
 ]  # fmt: skip
 CHUNKS = [
-    b"0\r\n\r\n", b"5\r\nhello\r\n0\r\n\r\n", b"5;x=y\r\nhello\r\n0\r\n\r\n", b"-1\r\n\r\n",
-    b"ffffffffffffffff\r\n", b"0x5\r\nhello\r\n",
-    b"5\r\nhelloXX0\r\n\r\n", b"5\nhello\n0\n\n", b"g\r\n", b"\r\n",
-    b"0\r\nTrailer: x\r\n\r\n", b"1" * 40 + b"\r\n", b"5 \r\nhello\r\n0\r\n\r\n",
-    b"1\r\na\r\n" * 500 + b"0\r\n\r\n", b"5;" + b"e" * 20_000 + b"\r\nhello\r\n0\r\n\r\n",
+    *raw_inputs.CHUNKS.values(), b"0\r\n\r\n", b"5\r\nhello\r\n0\r\n\r\n", b"5;x=y\r\nhello\r\n0\r\n\r\n",
+    b"0\r\nTrailer: x\r\n\r\n", b"ffffffffffffffff\r\n", b"1" * 40 + b"\r\n", b"1\r\na\r\n" * 500 + b"0\r\n\r\n",
 ]  # fmt: skip
+KNOWN = list(raw_inputs.BAD_REQUESTS.values())
 
 
 def draw(rng: random.Random) -> bytes:
@@ -92,6 +89,11 @@ def _followed(wire: bytes, rng: random.Random) -> bytes:
     return wire + rng.choice([rng.randbytes(40), b"\r\n\r\n\r\n", b"GET", _flip(wire, rng), _chunked(wire, rng)])
 
 
+def _known(wire: bytes, rng: random.Random) -> bytes:
+    """One of the requests that the parser's own tests refuse, behind a whole one or changed once more."""
+    return rng.choice([wire, b""]) + rng.choice([_cut, _flip, _followed])(rng.choice(KNOWN), rng)
+
+
 def _noise(_: bytes, rng: random.Random) -> bytes:
     return rng.randbytes(rng.randint(1, 3000))
 
@@ -104,5 +106,5 @@ def _endings(wire: bytes, rng: random.Random) -> bytes:
 _KINDS = [
     _cut, _flip, _flip, _flip, _length, _request_line, _header_line, _header_line,
     _many_headers, _chunked, _chunked, _pipelined, _followed,
-    _noise, _endings,
+    _noise, _endings, _known, _known,
 ]  # fmt: skip

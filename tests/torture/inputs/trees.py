@@ -98,15 +98,8 @@ def _swap(node: Any, key: Any, rng: random.Random) -> None:
 
 
 _CHANGES: list[Callable[[Any, Any, random.Random], None]] = [
-    _replace,
-    _replace,
-    _drop,
-    _nudge,
-    _nudge,
-    _invent,
-    _wrap,
-    _swap,
-]
+    *[_replace] * 2, _drop, *[_nudge] * 2, _invent, _wrap, _swap,
+]  # fmt: skip
 
 
 def mutate_text(text: bytes, rng: random.Random) -> bytes:
