@@ -40,6 +40,7 @@ _MAX_EXACT = 2**16
 _ROUNDED_FROM = 2**53
 # Python's parser takes 20 times as long as simdjson: it reads bodies of at most one byte for each number that is allowed.
 _LEAST_SECOND_BYTES = 2**16
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 # A body of at most this size is not counted: the slowest one, `{"a":{},…`, takes 6 ms.
 _FEW_BYTES = 2**14
 # One mark outside strings for so many numbers that are allowed, at least the third value; with the time that each takes.
@@ -76,7 +77,11 @@ def parse(body: bytes | bytearray, *, max_depth: int, max_numbers: int = MAX_TEX
     """
     if not body or body.startswith(codecs.BOM_UTF8):
         raise BadJson("the body starts with a byte order mark" if body else "the body is empty")
-    num_lists = _check_text(body, max_numbers)
+    try:
+        num_lists = _check_text(body, max_numbers)
+    except CostLimit:
+        _check_first_depth(body, max_depth)
+        raise
     try:
         document = _by_simdjson(body, max_depth, max_numbers, num_lists)
     except _NotForSimdjsonError:
@@ -115,6 +120,15 @@ def _check_text(body: bytes | bytearray, max_numbers: int) -> int:
         what, most = "digits beyond the 18th of a number", max(2**14, max_numbers // 8)
         _check(_count_long_digits(outside), what, most, max_numbers)
     return _count(outside, "[")
+
+
+def _check_first_depth(body: bytes | bytearray, max_depth: int) -> None:
+    """Raise JsonTooDeep if the start of a body that has too many marks nests too deep: then that is its fault."""
+    text = _bytes_of(_STRING.sub(b"", body[:_FEW_BYTES]))
+    opened = (text == ord("[")) | (text == ord("{"))
+    closed = (text == ord("]")) | (text == ord("}"))
+    if np.cumsum(opened.astype(np.int8) - closed, dtype=np.int16).max(initial=0) > max_depth:
+        raise JsonTooDeep(f"the body is nested deeper than {max_depth} levels")
 
 
 def _bytes_of(body: bytes | bytearray) -> npt.NDArray[np.uint8]:

@@ -15,7 +15,6 @@ import attention_client
 from attention_client.cli import asking
 from service.observability.logs import configure_logs
 from tests.integration.running import LAYERS, prepare, running
-from tests.receive_cycle import without_transport
 
 URL = "http://service"
 
@@ -24,7 +23,7 @@ class Bridge(httpx2.AsyncBaseTransport):
     """Carries requests from the loop of a client to the loop of the service."""
 
     def __init__(self, application: Any, loop: asyncio.AbstractEventLoop) -> None:
-        self._inner, self._loop = httpx2.ASGITransport(app=without_transport(application)), loop
+        self._inner, self._loop = httpx2.ASGITransport(app=application), loop
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         work = asyncio.run_coroutine_threadsafe(self._inner.handle_async_request(request), self._loop)
