@@ -138,7 +138,7 @@ def _computed(engine: Engine, model: Served, body: dict[str, Any]) -> Reply:
         request = check_attention(document, unlimited).counted()
     else:
         request = check_request(document, model.name, model.spec, unlimited).counted()
-    answers: Any = engine.run([LayerCall(model.loaded, request.call)]).result()  # no batch is preempted here
+    answers: Any = engine.run([LayerCall(model.loaded, request.call)]).future.result()
     batch = BatchInfo(1, request.cost.sequences, request.cost.tokens)
     facts = AnswerFacts(request.masked_rows, model.name, model.digest, batch, dict)
     return _reply(orjson.loads(b"".join(write_json(request.tensors(answers[0]), facts, request.form))))
