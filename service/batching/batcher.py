@@ -57,7 +57,6 @@ class Batcher(Generic[P, R]):
                 batch_limits,
                 queue_limits,
                 clock,
-                beside,
                 self._report_queue,
             )
             for queue in queues
@@ -229,7 +228,7 @@ class Batcher(Generic[P, R]):
         jobs = [job for dispatcher in self._dispatchers for job in dispatcher.clear()]
         num_failed = sum(job.fail(error()) for job in jobs if not job.is_settled)
         for dispatcher in self._dispatchers:
-            dispatcher.stop_if_unwanted()
+            dispatcher.runner.stop_if_unwanted()
         self._report_queue()
         return num_failed
 

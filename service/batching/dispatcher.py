@@ -20,7 +20,7 @@ from service.loop_time import Clock
 
 
 class Dispatcher(Generic[P, R]):
-    """Serves one queue. `taken` is called after jobs have left the queue to run; `beside` is locked while a long batch runs."""
+    """Serves one queue. `report` is called after jobs have left the queue to run."""
 
     def __init__(
         self,
@@ -30,17 +30,15 @@ class Dispatcher(Generic[P, R]):
         batch_limits: BatchLimits,
         limits: QueueLimits,
         clock: Clock,
-        beside: asyncio.Lock,
-        taken: Callable[[], object],
+        report: Callable[[], object],
     ) -> None:
         self.queue = queue
-        self._runner = runner
+        self.runner = runner
         self._admission = admission
         self._batch_limits = batch_limits
         self._limits = limits
         self._clock = clock
-        self._beside = beside
-        self._taken = taken
+        self._report = report
         self._changed = asyncio.Event()  # a job arrived, left or finished, or a drain began
         self._is_draining = False
         self.running: list[Job[P, R]] = []
@@ -64,7 +62,7 @@ class Dispatcher(Generic[P, R]):
         """Remove a settled job that waits, or stop the batch if the job was the last one; return whether it waited here."""
         is_waiting = self.queue.lanes.remove(job)
         if not is_waiting:
-            self._runner.stop_if_unwanted()
+            self.runner.stop_if_unwanted()
         elif not self.queue.lanes.jobs(job.lane):
             self.queue.congestion.emptied(job.lane, self._clock.now())
         self._changed.set()
@@ -74,10 +72,6 @@ class Dispatcher(Generic[P, R]):
         """Remove all waiting jobs; return them and those of the batch in flight."""
         self._changed.set()
         return [*self.running, *self.queue.lanes.clear()]
-
-    def stop_if_unwanted(self) -> None:
-        """Stop the batch in flight if all its callers have left."""
-        self._runner.stop_if_unwanted()
 
     def begin_drain(self) -> None:
         """From now on dispatch waiting jobs without waiting for others to join them."""
@@ -91,8 +85,8 @@ class Dispatcher(Generic[P, R]):
             await self._execute()
             # Under overload a loop tick takes longer than a full batch, so several full batches run in one tick.
             full = self._full_batch(self.queue.lanes.next_jobs)
-            if not (full and self._runner.is_inline(full)):
-                await self._runner.yield_to_loop()
+            if not (full and self.runner.is_inline(full)):
+                await self.runner.yield_to_loop()
 
     async def wait(self, until: float) -> None:
         """Wait for the next change or until a time, which may be infinite."""
@@ -121,10 +115,10 @@ class Dispatcher(Generic[P, R]):
             len(jobs := lanes.next_jobs) > num_jobs
             and not self._admission.is_full
             and not self._full_batch(jobs)
-            and self._runner.is_inline(jobs)
+            and self.runner.is_inline(jobs)
         ):
             num_jobs = len(jobs)
-            await self._runner.take_in_arrivals()
+            await self.runner.take_in_arrivals()
 
     def _due_at(self, jobs: FairQueue[Job[P, R]]) -> float:
         """Return when the next batch of this lane is due: at once unless it waits for more jobs."""
@@ -138,7 +132,7 @@ class Dispatcher(Generic[P, R]):
         return full_batch(jobs, self._batch_limits, self._max_flops(jobs))
 
     def _max_flops(self, jobs: FairQueue[Job[P, R]]) -> float:
-        return self._runner.max_flops(next(iter(jobs)).lane) if jobs else math.inf
+        return self.runner.max_flops(next(iter(jobs)).lane) if jobs else math.inf
 
     async def _execute(self) -> None:
         """Take a batch, fail its jobs whose deadline has passed although their timers have not fired yet, and run the others."""
@@ -152,11 +146,7 @@ class Dispatcher(Generic[P, R]):
                 job.expire()
         self.running = [job for job in batch if not job.is_settled]
         del batch
-        self._taken()
-        if self.queue.is_long:
-            async with self._beside:
-                await self._runner.run(self.running)
-        else:
-            await self._runner.run(self.running)
+        self._report()
+        await self.runner.run(self.running)
         self.running = []
         self._changed.set()

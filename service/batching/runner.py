@@ -155,10 +155,11 @@ class Runner(Generic[P, R]):
     async def run(self, jobs: list[Job[P, R]]) -> None:
         """Run these jobs until all are settled; raise EngineDown and leave unsettled jobs to the caller."""
         parts = [jobs]
-        while parts:
-            left = [job for job in parts.pop() if not job.is_settled]
-            if left:
-                parts.extend(reversed(await self._attempt(left)))
+        async with self._beside if self._is_long else contextlib.nullcontext():
+            while parts:
+                left = [job for job in parts.pop() if not job.is_settled]
+                if left:
+                    parts.extend(reversed(await self._attempt(left)))
 
     async def _attempt(self, jobs: list[Job[P, R]], *, is_alone: bool = False) -> list[list[Job[P, R]]]:
         """Run these jobs and settle them; return the parts to try instead if several failed together.

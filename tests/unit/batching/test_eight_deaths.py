@@ -106,7 +106,7 @@ async def test_death_6_a_disconnected_client_leaves_no_entry_in_any_table():
         """Everything in the batcher that has a length, and in its queues."""
         owners = [room.batcher]
         for dispatcher in room.batcher._dispatchers:
-            owners += [dispatcher, dispatcher._runner, dispatcher.queue.lanes, dispatcher.queue.congestion]
+            owners += [dispatcher, dispatcher.runner, dispatcher.queue.lanes, dispatcher.queue.congestion]
         things = [(i, name, thing) for i, owner in enumerate(owners) for name, thing in vars(owner).items()]
         return {(i, name): len(thing) for i, name, thing in things if hasattr(thing, "__len__")}
 
