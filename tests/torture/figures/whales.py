@@ -113,7 +113,9 @@ def _quota() -> Iterator[Path | None]:
         try:
             yield group
         finally:
-            group.rmdir()  # its processes have ended
+            while (group / "cgroup.procs").read_text():
+                time.sleep(0.05)  # the last processes end
+            group.rmdir()
         return
     yield None
 
