@@ -36,6 +36,8 @@ _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 # Messages after which a device's context is lost (an illegal address, a device-side assert, "uncorrectable ECC error"): every
 # later call of this process fails as well. torch raises AcceleratorError, libraries below it a plain RuntimeError.
 _DEVICE_FAILED = ("cuda error", "cublas_status", "cudnn_status", "device-side assert")
+# How long a load computes in its turn: with a step a turn it would take a minute beside a stream of batches of a second.
+LOAD_S = 0.1
 _CLOSED = "the engine is closed"
 _DOWN = "the device failed; this process computes nothing until it is replaced"
 
@@ -240,24 +242,26 @@ class Engine:
 
     @torch.inference_mode()
     def _step(self, loaded: LoadedLayer, steps: Iterator[None], done: Future[LoadedLayer]) -> None:
-        """Run one step of a load and submit the next, which queues behind long batches that arrived meanwhile.
+        """Run steps of a load for about LOAD_S and submit the rest, which queues behind long batches that arrived meanwhile.
 
         The caller may cancel `done` at any time, also during the last step.
         """
-        if done.cancelled() or self._is_closed:
-            if done.set_running_or_notify_cancel():  # if cancelled, this ends a `concurrent.futures.wait` for it
-                done.set_exception(EngineDown(_CLOSED))
-            return
-        self.load_step_began = started = time.perf_counter()
+        until = time.perf_counter() + LOAD_S
         try:
-            next(steps)
-            loaded.seconds += time.perf_counter() - started
-            self._submit(self._long, partial(self._step, loaded, steps, done))
+            while True:
+                if done.cancelled() or self._is_closed:
+                    raise EngineDown(_CLOSED)  # noqa: TRY301
+                self.load_step_began = before = time.perf_counter()
+                next(steps)
+                loaded.seconds += time.perf_counter() - before
+                if time.perf_counter() >= until:
+                    self._submit(self._long, partial(self._step, loaded, steps, done))
+                    return
         except StopIteration:
             if done.set_running_or_notify_cancel():
                 done.set_result(loaded)
         except BaseException as error:  # noqa: BLE001 (the future carries the failure to the caller)
-            if done.set_running_or_notify_cancel():
+            if done.set_running_or_notify_cancel():  # if cancelled, this ends a `concurrent.futures.wait` for it
                 # Without the traceback, whose frames hold the layer and `done`, which holds the error.
                 done.set_exception(EngineDown(_DOWN) if _has_device_failed(error) else error.with_traceback(None))
         finally:

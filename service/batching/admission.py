@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -250,21 +250,22 @@ class QueueLimits:
 
 
 class Admission:
-    """Checks what may join one of the queues, and says what a refused request may expect."""
+    """Checks what may join one of the two queues, and says what a refused request may expect."""
 
-    def __init__(self, limits: QueueLimits, queues: Sequence[Queue]) -> None:
+    def __init__(self, limits: QueueLimits, short: Queue, long: Queue) -> None:
         self._limits = limits
-        self._queues = queues
+        self._short = short
+        self._long = long
 
     @property
     def waiting(self) -> Totals:
         """The totals of all waiting jobs."""
-        return Totals.sum([queue.lanes for queue in self._queues])
+        return self._short.lanes + self._long.lanes
 
     @property
     def is_full(self) -> bool:
         """Whether the number of jobs alone lets no other one in."""
-        return sum([queue.lanes.num_jobs for queue in self._queues]) >= self._limits.capacity
+        return self._short.lanes.num_jobs + self._long.lanes.num_jobs >= self._limits.capacity
 
     def check(
         self,
@@ -315,16 +316,15 @@ class Admission:
             reason = "this key's waiting requests fill the part of the queue that one key may use"
         else:
             return
-        raise QueueFull(
-            reason, retry_after_s=max(queue.speed.retry_after_s(queue.lanes.num_flops) for queue in self._queues)
-        )
+        each_s = [queue.speed.retry_after_s(queue.lanes.num_flops) for queue in (self._short, self._long)]
+        raise QueueFull(reason, retry_after_s=max(each_s))
 
     def _exceeds_its_share(self, cost: Cost, waiting: Totals, caller: Hashable) -> bool:
         """Return whether a caller with waiting jobs would hold more than SHARE times the room left for others.
 
         Source: dynamic thresholds (Choudhury and Hahne 1998).
         """
-        limits, held = self._limits, Totals.sum([queue.lanes.held(caller) for queue in self._queues])
+        limits, held = self._limits, self._short.lanes.held(caller) + self._long.lanes.held(caller)
         return held.num_jobs > 0 and any(
             own + new > SHARE * (limit - num_waiting - new)
             for own, new, num_waiting, limit in (
@@ -361,7 +361,9 @@ class Admission:
         """
         if left_s <= 0:
             raise DeadlineExceeded("the deadline passed before the request was queued")
-        lanes, speed, slowdown = queue.lanes, queue.speed, self._slowdown(queue)
+        # A long batch has half of a saturated worker's core.
+        slowdown = SLOWDOWN if queue.is_long and self._short.lanes.num_jobs else 1.0
+        lanes, speed = queue.lanes, queue.speed
         if speed.is_sure_in(left_s / slowdown, lanes.num_flops + flops):
             return
         waiting, ahead = lanes.jobs(lane), lanes.ahead(lane, caller)
@@ -375,8 +377,3 @@ class Admission:
             raise DeadlineExceeded(
                 f"with the work queued ahead the answer would take {likely_s:.3f} s; the deadline is in {left_s:.3f} s"
             )
-
-    def _slowdown(self, queue: Queue) -> float:
-        """Return how many times as long a batch takes as its thread alone: a long one has half of a saturated worker's core."""
-        is_saturated = any(other.lanes.num_jobs for other in self._queues if other is not queue)
-        return SLOWDOWN if queue.is_long and is_saturated else 1.0

@@ -47,7 +47,7 @@ class Batcher(Generic[P, R]):
         queues = [
             Queue(is_long, Lanes(), Speed(), Congestion(queue_limits.standing_wait_s)) for is_long in (False, True)
         ]
-        self._admission = Admission(queue_limits, queues)
+        self._admission = Admission(queue_limits, *queues)
         beside = asyncio.Lock()
         self._short, self._long = self._dispatchers = [
             Dispatcher(

@@ -13,7 +13,7 @@ import heapq
 import itertools
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
@@ -135,14 +135,9 @@ class Totals:
     num_cells: int = 0
     num_flops: int = 0
 
-    @classmethod
-    def sum(cls, parts: Sequence[Totals]) -> Totals:
-        return cls(
-            sum([part.num_jobs for part in parts]),
-            sum([part.num_bytes for part in parts]),
-            sum([part.num_cells for part in parts]),
-            sum([part.num_flops for part in parts]),
-        )
+    def __add__(self, other: Totals) -> Totals:
+        num_jobs, num_bytes = self.num_jobs + other.num_jobs, self.num_bytes + other.num_bytes
+        return Totals(num_jobs, num_bytes, self.num_cells + other.num_cells, self.num_flops + other.num_flops)
 
     def add(self, cost: Cost, sign: int) -> None:
         """Add one job, or with a `sign` of -1 subtract it."""

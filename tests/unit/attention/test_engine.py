@@ -107,6 +107,7 @@ def test_an_unreferenced_layer_frees_its_memory(engine):
 
 def test_long_batches_run_between_the_steps_of_a_load(engine, monkeypatch):
     """Otherwise each would wait for the self-check of a large layer."""
+    monkeypatch.setattr("service.attention.engine.LOAD_S", 0.0)
     order, has_arrived = [], threading.Event()
     forward = Layer.forward
 
@@ -121,6 +122,17 @@ def test_long_batches_run_between_the_steps_of_a_load(engine, monkeypatch):
     batch.result()
     loading.result()
     assert order.index("batch") <= 2 < len(order)
+
+
+def test_a_load_needs_few_turns_beside_a_stream_of_long_batches(engine, monkeypatch):
+    """Of some 60 steps; else a load beside batches of a second would take a minute."""
+    monkeypatch.setattr("service.attention.engine.LOAD_S", 3600.0)
+    loading, num_batches = engine.engine.load(SPEC, make_tensors(SPEC)), 0
+    while not loading.done():
+        engine.run([call()], is_long=True).result(10)
+        num_batches += 1
+    assert loading.result(10).variants
+    assert num_batches <= 3
 
 
 def test_a_layer_that_cannot_be_loaded_raises_and_harms_no_other_layer(engine):
