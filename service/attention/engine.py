@@ -199,7 +199,7 @@ class Engine:
 
     def _compute(self, batch: Sequence[LayerCall], progress: Progress, is_long: bool) -> Answers:
         """Compute the batch on a thread of the engine."""
-        if is_long:
+        if is_long and self._long is not self._short:
             with progress:
                 return self._run(batch)
         with self._lock, progress:

@@ -81,11 +81,6 @@ class Batcher(Generic[P, R]):
         return self._admission.waiting.num_jobs
 
     @property
-    def num_queued_bytes(self) -> int:
-        """Bytes of input of the waiting jobs."""
-        return self._admission.waiting.num_bytes
-
-    @property
     def num_running(self) -> int:
         """Number of unsettled jobs in the batches in flight."""
         return sum([dispatcher.num_running for dispatcher in self._dispatchers])

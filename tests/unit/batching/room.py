@@ -96,7 +96,7 @@ class Room:
 
     def check_empty(self) -> None:
         batcher = self.batcher
-        assert (batcher.num_queued, batcher.num_queued_bytes, batcher.num_running) == (0, 0, 0)
+        assert (batcher.num_queued, batcher.num_running) == (0, 0)
         assert self.clock.num_calls == 0, "a timer leaked"
         assert self.heard.queue[-1:] in ([], [(0, 0)])
 

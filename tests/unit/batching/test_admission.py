@@ -62,7 +62,7 @@ async def test_the_queue_is_bounded_in_bytes(room: Room):
     await room.send_running("x")
     fits, over, small = (room.send(n, cost=cost_of(input_bytes=n)) for n in (60, 41, 40))
     await turns()
-    assert room.batcher.num_queued_bytes == 100
+    assert room.heard.queue[-1] == (2, 100)
     error = error_of(over)
     assert isinstance(error, QueueFull)
     assert all(word in error.message for word in ("60", "41", "100"))

@@ -234,7 +234,7 @@ async def test_the_bytes_are_those_of_both_queues(room: Room):
     for cost in (SHORT, LONG):
         room.send("fits", cost=cost._replace(input_bytes=50))
     await turns()
-    assert room.batcher.num_queued_bytes == 100
+    assert room.heard.queue[-1] == (2, 100)
     assert isinstance(error_of(await ended(room.send("over", cost=SHORT))), QueueFull)
 
 
