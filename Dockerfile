@@ -31,10 +31,9 @@ RUN site="$(echo /opt/attention/lib/python3*/site-packages)" \
 FROM environment AS wheel
 COPY pyproject.toml README.md LICENSE /build/
 COPY service /build/service
-COPY client /build/client
 # --root installs into a directory of its own, so that a new version of the service is a small layer above the large one.
 RUN /build/pip/bin/python -m pip --python /opt/attention/bin/python wheel --disable-pip-version-check --no-cache-dir \
-    --no-index --no-deps --no-build-isolation --wheel-dir /build/wheels /build/client /build \
+    --no-index --no-deps --no-build-isolation --wheel-dir /build/wheels /build \
     && /build/pip/bin/python -m pip --python /opt/attention/bin/python install --disable-pip-version-check --no-cache-dir \
     --no-index --no-deps --root /staged /build/wheels/*.whl
 

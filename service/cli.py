@@ -1,4 +1,4 @@
-"""Command line: `attention-service serve | health | layers | attend | attention | show | compare | golden | keys`.
+"""Command line: `attention-service serve | health | layers | keys`.
 
 Invariants: A ServiceError prints one line on stderr and exits with code 1, never a traceback. A name that is not UTF-8
 is printed with backslash escapes. To keep help quick, heavy imports wait until a command needs them.
@@ -16,7 +16,6 @@ from typing import Annotated, Any
 import typer
 
 from service import __version__
-from service.commands.ask_commands import attend, attention, compare, golden, show
 from service.commands.health import health
 from service.commands.keys import app as keys
 from service.commands.layers import app as layers
@@ -29,7 +28,7 @@ USAGE_ERROR: Any = typer.BadParameter.__base__
 app = typer.Typer(
     help="Multi-head attention layers of real models over REST.", no_args_is_help=True, pretty_exceptions_enable=False
 )
-for command in (serve, health, attend, attention, show, compare, golden):
+for command in (serve, health):
     app.command()(command)
 app.add_typer(layers, name="layers")
 app.add_typer(keys, name="keys")
@@ -39,18 +38,6 @@ app.command(hidden=True)(worker)
 EXAMPLES = {
     "serve": ("", "--port 9000 --layers-dir layers --workers 2"),
     "health": ("", "--url http://10.0.0.7:8000"),
-    "attend": (
-        "minilm-l3 --query q.npy --weights mean --out answer.npz",
-        'minilm-l3 --query q.npy --mask "ignore axes=bs values=padding.npy" --json',
-        'minilm-l3 --query q.npy --mask "window left=4 right=0 align=top_left" --weights "top_k k=3"',
-    ),
-    "attention": (
-        "--query q.npy --key k.npy --value v.npy --layout bhld --causal bottom_right --out output.npy",
-        '--request body.json --mask "lengths values=[3,5]" --scores masked --lse --json',
-    ),
-    "show": ('minilm-l3 --query q.npy --head 2 --tokens "the cat sat"', "--weights answer.npz --sequence 1"),
-    "compare": ("case.safetensors", "case.safetensors --local --scale 0.125"),
-    "golden": ("--out vectors", "--out vectors --local --seed 7"),
     "layers import": (
         "gpt2/ --layer 0 --name gpt2-l0",
         "model.safetensors --name mine --heads 8 --map query=q.weight key=k.weight value=v.weight output=o.weight",

@@ -1,13 +1,31 @@
-"""Rules for the whole suite: which tests run only on request, which run beside which, and that none has a deadline."""
+"""Rules for the whole suite: which tests run only on request, which run beside which, and that none has a deadline. No test
+leaves a process behind."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import processes
+
 # No test may fail because the machine is busy.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+
+
+def pytest_configure() -> None:
+    processes.restore_signals()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_process_stays() -> Iterator[None]:
+    """Set up first, so ended last: what all fixtures and tests started has ended by then."""
+    processes.adopt_orphans()
+    before = processes.children()
+    yield
+    left = processes.end_children(within_s=20, but=before)
+    assert not left, f"processes were left: {left}"
 
 
 @pytest.hookimpl(tryfirst=True)

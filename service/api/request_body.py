@@ -34,7 +34,7 @@ GZIP_STEP = 2**16
 # body is damaged or expands to nothing.
 HERE_BYTES = 2**16
 # Each member costs a new decompressor. Ordinary bodies have one; concatenated files and the output of `pigz -i` have a few.
-MAX_MEMBERS = 1024
+MAX_FRAMES = 1024
 # Four bytes of a zstd frame can expand to 128 KiB, so one step yields at most 8 MiB.
 ZSTD_STEP = 256
 # RFC 8878, section 3.1.1.1.2, recommends to take windows of 8 MiB. Larger ones, as of `zstd --long`, cost their size in memory.
@@ -174,8 +174,8 @@ def _unzstd(body: bytes) -> Iterator[bytes]:
     decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
     while start < len(body):
         members += 1
-        if members > MAX_MEMBERS:
-            raise BadEncoding(f"a compressed body may have at most {MAX_MEMBERS} frames")
+        if members > MAX_FRAMES:
+            raise BadEncoding(f"a compressed body may have at most {MAX_FRAMES} frames")
         frame, header = decompressor.decompressobj(), body[start : start + ZSTD_HEADER_BYTES]
         while not frame.eof:
             if start == len(body):
@@ -194,7 +194,7 @@ def _unzstd(body: bytes) -> Iterator[bytes]:
 
 
 _DECOMPRESSORS: dict[bytes, Callable[[bytes], Iterator[bytes]]] = {
-    b"gzip": functools.partial(_members, wbits=31, most=MAX_MEMBERS),  # RFC 1952
+    b"gzip": functools.partial(_members, wbits=31, most=MAX_FRAMES),  # RFC 1952
     b"deflate": functools.partial(_members, wbits=15, most=1),  # RFC 9110, section 8.4.1.2
     b"zstd": _unzstd,
 }

@@ -14,7 +14,7 @@ from service.loop_time import Clock
 
 T = TypeVar("T")
 
-PAUSE_S = 0.1
+THROTTLE_S = 0.1
 
 
 class Memo(Generic[T]):
@@ -38,7 +38,7 @@ class Memo(Generic[T]):
 
 
 class Throttle(Generic[T]):
-    """Runs `make` once for all waiting requests: never twice at once, and with a pause of `PAUSE_S` between two runs.
+    """Runs `make` once for all waiting requests: never twice at once, and with a pause of `THROTTLE_S` between two runs.
 
     A request gets the result of a run that begins after it asked, so the result covers everything that happened before.
     """
@@ -66,4 +66,4 @@ class Throttle(Generic[T]):
             try:
                 return await self._make()
             finally:
-                self._free_at = self._clock.now() + PAUSE_S
+                self._free_at = self._clock.now() + THROTTLE_S

@@ -32,7 +32,7 @@ MAX_WORK = 2**28
 SOFTMAX_WORK = 64
 WIDE_WORK = 4
 # torch's kernel takes rows in blocks of 256.
-BLOCK_ROWS = 256
+KERNEL_ROWS = 256
 
 
 class Heads(NamedTuple):
@@ -90,7 +90,7 @@ def _pieces(heads: Heads) -> list[tuple[slice, slice]]:
     if work <= MAX_WORK:
         step = MAX_WORK // work
         return [(slice(first, first + step), slice(0, queries)) for first in range(0, num, step)]
-    step = max(1, queries * MAX_WORK // work // BLOCK_ROWS) * BLOCK_ROWS
+    step = max(1, queries * MAX_WORK // work // KERNEL_ROWS) * KERNEL_ROWS
     rows = [slice(first, first + step) for first in range(0, queries, step)]
     return [(slice(head, head + 1), some) for head in range(num) for some in rows]
 

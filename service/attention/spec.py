@@ -17,6 +17,14 @@ PROJECTIONS = ("query", "key", "value", "output")
 MAX_WIDTH = 2**15
 # Many times the heads of published layers. Each head of each sequence is a product of its own.
 MAX_HEADS = 2**12
+# The fields of format_version 1 are in every file and digest. A later field is there only if it is not at its default, so that a
+# file without it loads, and no digest changes.
+# fmt: off
+WRITTEN_FIELDS = frozenset([
+    "query_width", "key_width", "value_width", "out_width", "num_heads", "num_kv_heads", "head_width", "value_head_width",
+    "scale", "biases", "has_output", "has_bias_kv", "add_zero_attn",
+])
+# fmt: on
 MIN_SCALE, MAX_SCALE = 1e-45, 3.4e38  # kernels take the scale as a float32: less is 0 there, and for more they raise
 
 
@@ -94,7 +102,13 @@ class LayerSpec:
         return shapes
 
     def to_json(self) -> dict[str, Any]:
-        return {**dataclasses.asdict(self), "biases": list(self.biases)}
+        """Return the fields that a file and its digest have."""
+        values = {**dataclasses.asdict(self), "biases": list(self.biases)}
+        return {
+            field.name: values[field.name]
+            for field in dataclasses.fields(self)
+            if field.name in WRITTEN_FIELDS or getattr(self, field.name) != field.default
+        }
 
     @classmethod
     def from_json(cls, value: object) -> LayerSpec:
@@ -102,7 +116,7 @@ class LayerSpec:
         if not isinstance(value, dict):
             raise LayerError("the layer's spec must be a JSON object")
         known = {field.name for field in dataclasses.fields(cls)}
-        if missing := sorted(known - value.keys()):
+        if missing := sorted(WRITTEN_FIELDS - value.keys()):
             raise LayerError(f"the layer's spec lacks {', '.join(missing)}")
         if surplus := sorted(value.keys() - known):
             raise LayerError(f"the layer's spec has unknown fields {', '.join(map(ascii, surplus))}")

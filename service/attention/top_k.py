@@ -16,7 +16,7 @@ from service.attention.progress import stop_point
 # Above this share of the keys, selecting and ordering costs more than sorting all keys.
 MAX_CHOSEN_SHARE = 0.25
 # Weights of one step: half a MiB of float32 and its temporaries stay in the cache.
-STEP_CELLS = 2**17
+SORTED_CELLS = 2**17
 
 
 def largest(weights: torch.Tensor, k: int) -> TopK:
@@ -26,7 +26,7 @@ def largest(weights: torch.Tensor, k: int) -> TopK:
     """
     rows = weights.flatten(0, -2)
     values, indices = rows.new_empty(len(rows), k), rows.new_empty(len(rows), k, dtype=torch.int64)
-    step = max(1, STEP_CELLS // rows.shape[-1])
+    step = max(1, SORTED_CELLS // rows.shape[-1])
     for start in range(0, len(rows), step):
         part = slice(start, start + step)
         if k > MAX_CHOSEN_SHARE * rows.shape[-1]:

@@ -1,6 +1,6 @@
 """`health` command: asks the service on this machine or in this container whether it is ready.
 
-Must not import: torch, httpx2, because a check runs every few seconds.
+Must not import: torch, because a check runs every few seconds.
 Invariants: The exit code is the answer, and one line describes the state. The command needs no shell, no curl and no key. By
 default it derives the address from the service's settings. It follows no redirect.
 """
@@ -15,12 +15,20 @@ from urllib.parse import urlsplit
 
 import typer
 
-from service.commands.options import Url, service_url
 from service.errors import InvalidInput
 
 if TYPE_CHECKING:
     from http.client import HTTPConnection
 
+# A service that listens on every address also listens on the loopback address.
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 (compared, not bound)
+
+Url = Annotated[
+    str | None,
+    typer.Option(
+        "--url", envvar="ATTENTION_URL", help="address of the service; default: from ATTENTION_HOST and ATTENTION_PORT"
+    ),
+]
 _READY = 200
 _MAX_ANSWER_BYTES = 65536
 
@@ -33,6 +41,23 @@ def health(
     is_ready, message = ask(service_url(url), timeout_s)
     typer.echo(message, err=not is_ready)
     raise typer.Exit(0 if is_ready else 1)
+
+
+def service_url(given: str | None) -> str:
+    """Return the given address, else the local one of a service with the settings of this environment.
+
+    Raises SettingsError for port 0, whose choice is not known here.
+    """
+    if given:
+        return given
+    from service.settings import SettingsError, load_settings  # it takes 0.3 s to import
+
+    settings = load_settings()
+    if settings.port == 0:
+        raise SettingsError("ATTENTION_PORT: 0 lets the service choose its port; give --url")
+    host = _LOOPBACK.get(settings.host, settings.host)
+    scheme = "http" if settings.tls_cert_file is None else "https"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{settings.port}"
 
 
 def ask(url: str, timeout_s: float) -> tuple[bool, str]:

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from service.commands.options import console
 from service.errors import LayerError, LayerMissing
 from service.layers.wording import about
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from service.layers.store import StoredLayer
 
 CHECK_ROWS = 24
@@ -46,6 +47,13 @@ Map = Annotated[list[str] | None, typer.Option("--map", help="the keys: query=KE
 Fused = Annotated[str | None, typer.Option("--fused", help="qkv: one key holds all three: --map qkv=KEY output=KEY")]
 
 app = typer.Typer(help="Import, list and check layers.", no_args_is_help=True)
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Return a console that prints text as it is: brackets and colons in the names of files are no markup."""
+    from rich.console import Console  # it takes 0.1 s to import
+
+    return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
 
 
 def separated(context: typer.Context, given: list[str], maps: list[str] | None) -> tuple[list[str], list[str]]:

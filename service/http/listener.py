@@ -2,7 +2,7 @@
 
 Must not know: HTTP, the protocol of a connection, what happens to open connections when the listener closes (`worker/server.py`).
 Invariants: A connection has a slot from its acceptance, TLS handshake included, to its end. A new overflow connection evicts the
-oldest one, so that health is answered however many connections stay silent. Without free descriptors it pauses for PAUSE_S.
+oldest one, so that health is answered however many connections stay silent. Without descriptors it pauses for ACCEPT_PAUSE_S.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BACKLOG = 2048
 MAX_OVERFLOW = 64
 # Connections accepted in one loop tick, about 30 µs each.
 BATCH = 16
-PAUSE_S = 1.0
+ACCEPT_PAUSE_S = 1.0
 # One call discards at most this many bytes. Nothing writes to this mapping, so it takes no memory; a bytearray would take 4 MiB.
 _DISCARDED = mmap.mmap(-1, 2**22)
 _TCP_CLOSE = 7  # TCP_CLOSE in linux/tcp_states.h
@@ -118,7 +118,7 @@ class Listener:
     def _take(self) -> None:
         if not self._accept(BATCH):
             self._loop.remove_reader(self._socket)
-            self._pause = self._loop.call_later(PAUSE_S, self._loop.add_reader, self._socket, self._take)
+            self._pause = self._loop.call_later(ACCEPT_PAUSE_S, self._loop.add_reader, self._socket, self._take)
 
     def _accept(self, max_connections: int) -> bool:
         """Accept connections that wait in the kernel; return whether that ended without an error, such as no free descriptor."""

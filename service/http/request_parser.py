@@ -257,7 +257,7 @@ def _too_large(max_header_bytes: int) -> HeadersTooLarge:
 
 # A body of any size may have this many bytes of framing, which is enough for about 3,000 chunks of one byte.
 FREE_FRAMING_BYTES = 16 * 1024
-MAX_LINE_BYTES = 1024
+MAX_CHUNK_LINE_BYTES = 1024
 # Lines parsed in one loop tick, which takes 0.25 ms; a chunk has one or two lines.
 LINES_A_TICK = 250
 
@@ -332,10 +332,10 @@ class ChunkedBody:
 
     def _line_end(self, data: bytes, at: int) -> int:
         """Return where the line that begins at `at` ends, or -1 if its end has not arrived."""
-        end = data.find(CRLF, at, at + MAX_LINE_BYTES)
-        if end < 0 and (len(data) - at >= MAX_LINE_BYTES or b"\n" in data[at:] or b"\r" in data[at:-1]):
+        end = data.find(CRLF, at, at + MAX_CHUNK_LINE_BYTES)
+        if end < 0 and (len(data) - at >= MAX_CHUNK_LINE_BYTES or b"\n" in data[at:] or b"\r" in data[at:-1]):
             raise BadRequest(
-                f"a line of a chunked body must end with CR LF and have fewer than {MAX_LINE_BYTES:,} bytes"
+                f"a line of a chunked body must end with CR LF and have fewer than {MAX_CHUNK_LINE_BYTES:,} bytes"
             )
         return end
 

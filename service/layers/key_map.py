@@ -18,7 +18,7 @@ from service.attention.spec import PROJECTIONS
 from service.errors import LayerError
 from service.layers.families import QKV_BIAS, QKV_WEIGHT, ROTARY, Candidate, Family, has_stacked_columns
 from service.layers.source import COMPILED, Source
-from service.layers.wording import MAX_LISTED, listed, quoted
+from service.layers.wording import MAX_NAMED, listed, quoted
 
 HOW = "--map query=KEY key=KEY value=KEY output=KEY, or --fused qkv --map qkv=KEY output=KEY"
 ROTARY_KEYS = re.compile(r"rotary|inv_freq")
@@ -81,7 +81,7 @@ def unknown_family_text(source: Source) -> str:
     """Return the error text for a source of no known family: how to name the keys, and some of the keys that it has."""
     keys = list(source.entries)
     likely = [key for key in keys if "att" in key.lower()] or keys
-    sample = likely[:: max(1, len(likely) // MAX_LISTED)][:MAX_LISTED]  # spread, because sorted neighbours are similar
+    sample = likely[:: max(1, len(likely) // MAX_NAMED)][:MAX_NAMED]  # spread, because sorted neighbours are similar
     rotary = f"{ROTARY}, and its names look like one" if any(_looks_rotary(key, source) for key in keys) else ROTARY
     return (
         f"no known family of attention layers in its {len(keys)} keys; name the four weights with {HOW}, and --heads H; "

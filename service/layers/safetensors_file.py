@@ -74,13 +74,13 @@ _DECODER = json.JSONDecoder(
 )
 
 # The dtypes that a layer may have.
-DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
-MAX_HEADER_BYTES = 100_000_000  # of a file: the limit of the safetensors library
+FILE_DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
+MAX_FILE_HEADER_BYTES = 100_000_000  # of a file: the limit of the safetensors library
 MAX_DIMENSIONS = 8  # of a tensor that is read
 LENGTH_BYTES = 8
 # Errors of which the path or the file is the cause; any other is a lack of descriptors or memory, or a failing disk.
 _FAULTS_OF_FILES = {errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ENXIO}
-MAX_RANK = 256  # no tensor has as many axes; the product of thousands of large sizes would take seconds
+MAX_FILE_RANK = 256  # no tensor has as many axes; the product of thousands of large sizes would take seconds
 # Every dtype of the format, because the sizes of tensors that are not read must be right as well.
 BITS = {
     **dict.fromkeys(("F4",), 4),
@@ -155,8 +155,8 @@ class HeaderReader(NamedTuple):
             raise self.failure(f"{self.label(name)} has a dtype unknown to safetensors")
         if not _are_counts(shape) or not _are_counts(offsets) or len(offsets) != 2:  # noqa: PLR2004 - begin and end
             raise self.failure(f"{self.label(name)} has a shape or data_offsets that are not lists of counts")
-        if len(shape) > MAX_RANK:
-            raise self.failure(f"{self.label(name)} has {len(shape)} axes, expected at most {MAX_RANK}")
+        if len(shape) > MAX_FILE_RANK:
+            raise self.failure(f"{self.label(name)} has {len(shape)} axes, expected at most {MAX_FILE_RANK}")
         begin, end = offsets
         if math.prod(shape) * BITS[dtype] != 8 * (end - begin):
             words = f"spans {end - begin} bytes, which does not match its shape and dtype"
@@ -191,7 +191,7 @@ def opening_failed(error: OSError | ValueError) -> LayerError:
     return (LayerNotLoaded if is_machine else LayerError)("the file cannot be opened")
 
 
-def read_header(file: io.BufferedReader, *, max_bytes: int = MAX_HEADER_BYTES) -> Header:
+def read_header(file: io.BufferedReader, *, max_bytes: int = MAX_FILE_HEADER_BYTES) -> Header:
     reader = HeaderReader("the file", LayerError, max_bytes, quoted)
     size = os.fstat(file.fileno()).st_size
     length = reader.length(_read(file, 0, min(size, LENGTH_BYTES)), size)
@@ -200,13 +200,13 @@ def read_header(file: io.BufferedReader, *, max_bytes: int = MAX_HEADER_BYTES) -
 
 def read_tensor(file: io.BufferedReader, name: str, entry: TensorEntry) -> torch.Tensor:
     """Read one tensor into its own memory; floating-point dtypes only."""
-    if entry.dtype not in DTYPES:
-        raise LayerError(f"{quoted(name)} holds {entry.dtype}, expected one of {', '.join(DTYPES)}")
+    if entry.dtype not in FILE_DTYPES:
+        raise LayerError(f"{quoted(name)} holds {entry.dtype}, expected one of {', '.join(FILE_DTYPES)}")
     if 0 in entry.shape or not 1 <= len(entry.shape) <= MAX_DIMENSIONS:
         found = f"{quoted(name)} has the shape {shape_text(entry.shape)}"
         raise LayerError(f"{found}, expected 1 to {MAX_DIMENSIONS} axes, none of size 0")
     try:
-        tensor = torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
+        tensor = torch.empty(entry.shape, dtype=FILE_DTYPES[entry.dtype])
     except (RuntimeError, MemoryError) as error:
         raise LayerNotLoaded(f"no memory for the {entry.end - entry.begin} bytes of {quoted(name)}") from error
     _read_into(file, entry.begin, tensor.view(-1).view(torch.uint8).numpy().data)

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from service.errors import LayerError
-from service.layers.safetensors_file import DTYPES, open_regular, parse_object, read_header, read_tensor
+from service.layers.safetensors_file import FILE_DTYPES, open_regular, parse_object, read_header, read_tensor
 from service.layers.wording import about, listed, quoted, translated
 
 MAX_JSON_BYTES = 64 * 1024 * 1024
@@ -201,7 +201,7 @@ def _state_dict(loaded: object) -> dict[str, torch.Tensor]:
 
 
 def _plain(key: str, tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.dtype not in DTYPES.values():
+    if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.dtype not in FILE_DTYPES.values():
         raise LayerError(f"{quoted(key)} is not a dense tensor of float16, bfloat16, float32 or float64")
     if tensor.untyped_storage().nbytes() < tensor.nbytes:  # a file of a kilobyte could ask for gigabytes
         raise LayerError(f"{quoted(key)} repeats its numbers: the file holds fewer than its shape has")

@@ -8,7 +8,7 @@ tensors, values and digest are checked. Pickle is never tried. A failure of a la
 Metadata: one key `spec`, a JSON object of the spec's fields and `source`, `family`, `digest`, `format_version`.
 
 Digest: "sha256:" and the hex of SHA-256 over (1) the length of the header, 8 bytes little-endian; (2) the header: ASCII
-JSON, sorted keys, no spaces, {"spec": the spec's fields, `biases` sorted; "tensors": [[name, dtype, shape] by name]}
+JSON, sorted keys, no spaces, {"spec": `LayerSpec.to_json()`, `biases` sorted; "tensors": [[name, dtype, shape] by name]}
 with dtypes named as in safetensors (F32 ...); (3) each tensor's bytes in that order, C order, little-endian, no gaps.
 """
 
@@ -30,17 +30,24 @@ import torch
 
 from service.attention.spec import LayerSpec
 from service.errors import LayerError, LayerMissing, LayerNotLoaded
-from service.layers.safetensors_file import DTYPES, open_regular, opening_failed, parse_object, read_header, read_tensor
+from service.layers.safetensors_file import (
+    FILE_DTYPES,
+    open_regular,
+    opening_failed,
+    parse_object,
+    read_header,
+    read_tensor,
+)
 from service.layers.wording import about, listed, quoted, shape_text, translated
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 # The name of attention without a layer, which no layer can have.
 SDPA = "sdpa"
 MAX_SOURCE = 200
-DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+DTYPE_NAMES = {dtype: name for name, dtype in FILE_DTYPES.items()}
 SUFFIX = ".safetensors"
 FORMAT_VERSION = 1
-MAX_HEADER_BYTES = 64 * 1024  # headers of stored layers have about 2 KiB
+MAX_LAYER_HEADER_BYTES = 64 * 1024  # headers of stored layers have about 2 KiB
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -63,7 +70,7 @@ class StoredLayer:
         check_shapes(self.spec, {name: tuple(tensor.shape) for name, tensor in self.tensors.items()})
         for name, tensor in self.tensors.items():
             if tensor.dtype not in DTYPE_NAMES or tensor.layout != torch.strided or tensor.device.type != "cpu":
-                raise LayerError(f"{quoted(name)} must be a dense CPU tensor of {', '.join(DTYPES)}")
+                raise LayerError(f"{quoted(name)} must be a dense CPU tensor of {', '.join(FILE_DTYPES)}")
             if not torch.isfinite(tensor).all():
                 raise LayerError(f"{quoted(name)} holds NaN or infinity")
         found = sorted({DTYPE_NAMES[tensor.dtype] for tensor in self.tensors.values()})
@@ -195,7 +202,7 @@ def _decode(name: str, file: io.BufferedReader, max_bytes: int | None) -> Stored
     size = os.fstat(file.fileno()).st_size
     if max_bytes is not None and size > max_bytes:
         raise LayerError(f"the file has {size} bytes, the limit is {max_bytes} (ATTENTION_MAX_LAYER_BYTES)")
-    header = read_header(file, max_bytes=MAX_HEADER_BYTES)
+    header = read_header(file, max_bytes=MAX_LAYER_HEADER_BYTES)
     if header.metadata.keys() != {"spec"}:
         raise LayerError("not a stored layer: the file's metadata must have the one key spec; import the file first")
     fields = parse_object(header.metadata["spec"].encode("utf-8", "surrogatepass"), "the layer's spec", LayerError)

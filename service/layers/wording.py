@@ -14,7 +14,7 @@ from service.errors import LayerError
 
 MAX_MESSAGE = 500
 MAX_NAME = 60
-MAX_LISTED = 4
+MAX_NAMED = 4
 
 
 def bounded(text: str, limit: int = MAX_MESSAGE) -> str:
@@ -29,8 +29,8 @@ def quoted(name: str) -> str:
 def listed(names: Iterable[str]) -> str:
     """Return the first few of `names` and how many more there are."""
     every = list(names)
-    rest = f" and {len(every) - MAX_LISTED} more" if len(every) > MAX_LISTED else ""
-    return ", ".join(map(quoted, every[:MAX_LISTED])) + rest
+    rest = f" and {len(every) - MAX_NAMED} more" if len(every) > MAX_NAMED else ""
+    return ", ".join(map(quoted, every[:MAX_NAMED])) + rest
 
 
 def shape_text(shape: Iterable[int]) -> str:

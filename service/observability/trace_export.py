@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from service import __version__
-from service.observability.tracing import NAME
+from service.observability.tracing import SERVICE_NAME
 
 FLUSH_S = 1.0
 
@@ -29,11 +29,11 @@ class TraceExport:
         self._exporter = OTLPSpanExporter()
         # What the environment says of this service goes first, unless it is empty.
         found = {name: value for name, value in Resource.create().attributes.items() if value}
-        name = NAME if str(found["service.name"]).startswith("unknown_service") else found["service.name"]
+        name = SERVICE_NAME if str(found["service.name"]).startswith("unknown_service") else found["service.name"]
         resource = Resource({"service.version": __version__, **found, "service.name": name})
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
-        self.tracer = self._provider.get_tracer(NAME, __version__)
+        self.tracer = self._provider.get_tracer(SERVICE_NAME, __version__)
 
     def close(self) -> None:
         """Send what is left, within FLUSH_S; the SDK's own shutdown would wait up to 30 s for an absent collector."""

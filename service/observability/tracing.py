@@ -25,7 +25,7 @@ from service.batching.job import BatchInfo
 from service.http.asgi import Application, ClientGone, Receive, Scope, Send
 from service.http.request_parser import fields_of
 
-NAME = "attention-service"
+SERVICE_NAME = "attention-service"
 _NS = 10**9
 _SERVER_FAULT = 500
 _METHODS = frozenset({"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"})

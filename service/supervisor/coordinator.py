@@ -17,12 +17,12 @@ import math
 from collections.abc import Callable
 
 from service.errors import LayerChanged, NotReady, ServiceError
-from service.supervisor.status import Change, DesiredState, Outcome, Phase, ServiceStatus, State, WorkerStatus
+from service.supervisor.status import Change, DesiredState, Phase, RolloutOutcome, ServiceStatus, State, WorkerStatus
 
 # Six missed pings.
 MAX_AGE_S = 6.0
 # If no process reports for longer, the coordinator itself was paused: every live process reports more often.
-PAUSE_S = 2.0
+STOPPED_S = 2.0
 # The author gets its error when every process has acknowledged that its rollout is aborted, or after this time.
 ABORT_S = 2.0
 
@@ -34,7 +34,7 @@ class Member:
     send: Callable[[ServiceStatus], None]
     status: WorkerStatus = dataclasses.field(default_factory=WorkerStatus)
     reported_at: float = -math.inf
-    outcome: Outcome | None = None
+    outcome: RolloutOutcome | None = None
     sent: ServiceStatus | None = None
 
 
@@ -47,7 +47,7 @@ class Rollout:
 
     author: int
     deadline: float
-    outcome: Outcome
+    outcome: RolloutOutcome
 
 
 class Coordinator:
@@ -73,7 +73,7 @@ class Coordinator:
         if member is None:
             return
         pause_s = self._time() - self._reported_at
-        if pause_s > PAUSE_S:
+        if pause_s > STOPPED_S:
             self._paused_s += pause_s
         before, member.status = member.status, status
         member.reported_at = self._reported_at = self._time()
@@ -133,14 +133,14 @@ class Coordinator:
         fresh = self._fresh().values()
         num_serving = sum(one.state is State.READY and one.version == self.desired.version for one in fresh)
         if current == change.digest and num_serving >= self.expected_workers:
-            self._members[author].outcome = Outcome(change.number)
+            self._members[author].outcome = RolloutOutcome(change.number)
             return
         if change.digest is not None and current not in (change.seen, change.digest):
             raise LayerChanged("another change of this layer came first; nothing was changed")
         num_up = sum(one.state in (State.READY, State.FAILED) and one.version > 0 for one in fresh)
         if num_up < self.expected_workers:
             raise NotReady(f"{num_up} of {self.expected_workers} processes are up", retry_after_s=5)
-        outcome = Outcome(change.number, is_new=current is None)
+        outcome = RolloutOutcome(change.number, is_new=current is None)
         self._rollout = Rollout(author, self._time() + change.timeout_s, outcome)
         self.desired = self.desired.prepare(change.name, change.digest)
 
@@ -198,5 +198,5 @@ class Coordinator:
         self._members[rollout.author].outcome = rollout.outcome
 
 
-def _refused(number: int, error: ServiceError) -> Outcome:
-    return Outcome(number, code=error.code, message=error.message, retry_after_s=error.retry_after_s)
+def _refused(number: int, error: ServiceError) -> RolloutOutcome:
+    return RolloutOutcome(number, code=error.code, message=error.message, retry_after_s=error.retry_after_s)

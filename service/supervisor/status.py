@@ -132,7 +132,7 @@ def _fits(message: Any, *types: Any) -> bool:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Outcome:
+class RolloutOutcome:
     """How the change of that number ended; `code` is that of the error, and empty after a success."""
 
     number: int
@@ -149,11 +149,11 @@ class ServiceStatus:
     desired: DesiredState = dataclasses.field(default_factory=DesiredState)
     why_not_ready: str | None = "the supervisor has not reported yet"
     ready: list[int] = dataclasses.field(default_factory=list)
-    outcome: Outcome | None = None
+    outcome: RolloutOutcome | None = None
 
     @classmethod
     def parse(cls, fields: Any) -> ServiceStatus:
         """Return the status in a message of the supervisor, which is never malformed."""
         desired = DesiredState(**{**fields["desired"], "phase": Phase(fields["desired"]["phase"])})
-        outcome = None if fields["outcome"] is None else Outcome(**fields["outcome"])
+        outcome = None if fields["outcome"] is None else RolloutOutcome(**fields["outcome"])
         return cls(**{**fields, "desired": desired, "outcome": outcome})

@@ -7,8 +7,8 @@ they give the same bits and the same errors. An answer's tensors of wider dtypes
 that maps the bytes.
 
 Callers send the same few shapes repeatedly. Apart from the values, the checks of a request depend only on the layer and on the
-header and length of its body. A template comes from a request that passed every check and has no masks, because with masks the
-cost and the outcome depend on values. Every value of every request is checked. No template keeps a tensor of a request.
+header and length of its body. `RequestTemplate.of` says which requests that passed every check give a template. Every value of
+every request is checked. No template keeps a tensor of a request.
 """
 
 from __future__ import annotations
@@ -123,14 +123,20 @@ class RequestTemplate(NamedTuple):
     places: Mapping[str, tuple[TensorField, slice, torch.dtype, torch.Size]]
 
     @classmethod
-    def of(cls, request: CheckedRequest, entries: Mapping[str, TensorEntry]) -> RequestTemplate:
-        """Return the template of `request`; `entries` are the tensors of its header."""
+    def of(cls, request: CheckedRequest, entries: Mapping[str, TensorEntry]) -> RequestTemplate | None:
+        """Return the template of `request`; `entries` are the tensors of its header.
+
+        Return None unless each of them is a field of the call whose values need only be finite: then cost and outcome depend on
+        no value. A mask, and a tensor of whole numbers or booleans, are checked in each request.
+        """
         fields = request.call._asdict()
         places = {
             name: (float_field(name), slice(entries[name].begin, entries[name].end), tensor.dtype, tensor.shape)
             for name, tensor in fields.items()
-            if isinstance(tensor, torch.Tensor)
+            if name in entries and isinstance(tensor, torch.Tensor) and tensor.is_floating_point()
         }
+        if request.call.mask is not None or places.keys() != entries.keys():
+            return None
         return cls(fields | dict.fromkeys(places), request[1:], places)
 
     def read(self, body: bytearray) -> CheckedRequest:
@@ -166,10 +172,10 @@ class RequestTemplates:
                 pass  # the checks below name the value by its index in the shape that the body says
         document = parse_safetensors(body, max_depth=self._max_json_depth, max_numbers=self._max_numbers)
         request = check_request(document, name, spec, self._limits)
-        if request.call.mask is None and length <= MAX_REMEMBERED_BYTES:
+        if length <= MAX_REMEMBERED_BYTES and (made := RequestTemplate.of(request, read_header(body).tensors)):
             if len(self.known) >= NUM_REMEMBERED:
                 self.known.clear()
-            self.known[key] = RequestTemplate.of(request, read_header(body).tensors)
+            self.known[key] = made
         return request
 
 

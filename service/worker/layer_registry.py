@@ -34,9 +34,9 @@ R = TypeVar("R")
 class LayerRegistry:
     """`catalog` is None until the first layers are loaded, `applied` (the last desired state) has version 0 until then.
 
-    `fault` says why the last desired state cannot be served as it stands, `refusal` why its change cannot be made. They differ: a
-    layer that was missing before must not block a change of another layer, which may be the repair. A `refusal` that is no
-    LayerNotLoaded says that the layer's file is not the version that the state names.
+    `fault` is the first error of the last desired state: a layer of it is not served. `refusal` is the error of the layer that
+    this state changes, and only it blocks the change: a layer that failed earlier must not block the change that may repair it.
+    A `refusal` of another class than LayerNotLoaded says that the file is not the version that the state names.
     """
 
     def __init__(self, store: Store, engine: Engine, telemetry: Telemetry) -> None:

@@ -25,12 +25,12 @@ from service.errors import (
 from service.layers.catalog import NOT_SERVED, Catalog, ServedLayer
 from service.layers.store import NAME
 from service.observability.telemetry import Telemetry
-from service.supervisor.status import Change, DesiredState, Outcome, Phase
+from service.supervisor.status import Change, DesiredState, Phase, RolloutOutcome
 from service.worker.control_channel import ControlChannel
 from service.worker.layer_registry import LayerRegistry
 
 # The coordinator aborts a change after `timeout_s`. If no answer has arrived this much later, the change is withdrawn.
-ANSWER_S = 10.0
+REPLY_S = 10.0
 
 
 class LayerRollout:
@@ -44,7 +44,9 @@ class LayerRollout:
         self._telemetry = telemetry
         self._timeout_s = timeout_s
         self._number = 0
-        self._ended: asyncio.Future[tuple[Outcome, Catalog | None]] | None = None  # set while a change is in progress
+        self._ended: asyncio.Future[tuple[RolloutOutcome, Catalog | None]] | None = (
+            None  # set while a change is in progress
+        )
         self._is_closed = False
 
     def check(self) -> None:
@@ -111,7 +113,7 @@ class LayerRollout:
         self._ended = asyncio.get_running_loop().create_future()
         self._channel.report(change=Change(self._number, name, digest, seen, self._timeout_s))
         try:
-            async with asyncio.timeout(self._timeout_s + ANSWER_S):
+            async with asyncio.timeout(self._timeout_s + REPLY_S):
                 outcome, catalog = await self._ended
         except TimeoutError:
             raise NotReady(

@@ -2,7 +2,7 @@
 
 Must not know: routes, batches, the supervisor's decisions.
 Invariants: The first SIGTERM or SIGINT turns readiness off at once; requests are served as before for `delay_s`. Then the
-listener closes. An idle kept-alive connection may send one more request within LINGER_S; its response says `connection: close`.
+listener closes. An idle kept-alive connection may send one more within LAST_REQUEST_S; its response says `connection: close`.
 Accepted requests are answered within `grace_s`; `settle` refuses the rest, and ANSWER_S later all connections are cut. A second
 signal, REPEAT_S after the first or later, ends the process at once, with 128 + its number. SIGHUP does nothing. The end of the
 supervisor, or a fault, starts the drain without delay, ends a delay that runs, and counts as no signal. None of these ends
@@ -29,7 +29,7 @@ from uvicorn.config import STARTUP_FAILURE
 from service import __version__
 from service.http.connection import Connection, ConnectionLimits, ConnectionSet
 from service.http.cycle import ReadAhead, WriteCoalescer
-from service.http.listener import PAUSE_S, Listener
+from service.http.listener import ACCEPT_PAUSE_S, Listener
 from service.observability.logs import finish_logs, get_logger
 from service.supervisor.supervisor import ANSWER_S, CUT_S
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 # Longer than the usual 60 s of load balancers, so that a worker never closes a connection that they are about to use.
 KEEP_ALIVE_S = 75
-LINGER_S = 0.8
+LAST_REQUEST_S = 0.8
 TLS_CHECK_S = 0.2
 # Signals within this time count as one: systemd signals the workers, and the supervisor does so too, later on a busy machine.
 REPEAT_S = 1.0
@@ -169,7 +169,7 @@ class Server(uvicorn.Server):
             functools.partial(Connection, self.config, self.server_state, state, limits, *shared),
             self.config.ssl,
             limits.header_timeout_s,
-            lambda error: self._log.error("connections_not_taken", reason=error.strerror, pause_s=PAUSE_S),
+            lambda error: self._log.error("connections_not_taken", reason=error.strerror, pause_s=ACCEPT_PAUSE_S),
         )
         self._listener.open()
         self.started = True
@@ -197,13 +197,13 @@ class Server(uvicorn.Server):
         # From here on every response says that it is the last of its connection.
         self.server_state.default_headers = [*self.server_state.default_headers, (b"connection", b"close")]
         if connecting:
-            _, late = await asyncio.wait(connecting, timeout=LINGER_S)
+            _, late = await asyncio.wait(connecting, timeout=LAST_REQUEST_S)
             for task in late:  # the TLS handshake of a peer, which may never come
                 task.cancel()
         for connection in list(self._connections):
             if connection.cycle is not None and not connection.cycle.response_complete:  # it is not idle
                 connection.shutdown()
-        await self._all_closed(min(LINGER_S, end + ANSWER_S - loop.time()))
+        await self._all_closed(min(LAST_REQUEST_S, end + ANSWER_S - loop.time()))
         for connection in list(self._connections):
             connection.shutdown()
         await self._closed_by(end + ANSWER_S)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from service.commands.heat_map import legend_mark
+from attention_client.cli.heat_map import legend_mark
 from tests.conformance.attention_route import AttentionRoute
 
 HEADS = {"form": "heads"}
@@ -227,7 +227,7 @@ def test_row_8_simple_attention(attention):
 def test_row_9_visualize_attention(attention):
     """The legend of `visualize_attention` (`*` > 0.5, `+` > 0.2, `.` > 0.05) for served weights.
 
-    The command `attention-service show --legend` draws it; the article draws square weights only.
+    The command `attention show --legend` draws it; the article draws square weights only.
     """
     weights = attention(three(randn(7, 4)), scale=2.0, weights=HEADS)["weights"]
     for weight in weights.flatten().tolist():

@@ -12,10 +12,10 @@ import pytest
 import torch
 from rich.console import Console
 
+from attention_client.cli import heat_map
 from service.attention.call import Call, WeightsWanted
 from service.attention.layer import Layer
 from service.attention.masks import CombinedMask, Sizes, causal, ignore
-from service.commands import heat_map
 from tests.attention_fixtures import CPU, full_weights, identity_layer, make_spec
 
 wanted = WeightsWanted("heads", dtype=torch.float64)

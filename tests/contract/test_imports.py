@@ -44,7 +44,7 @@ BELOW["worker"] = {
     "supervisor",
 }
 BELOW["app"] = BELOW["worker"] | {"worker"}
-BELOW["commands"] = BELOW["app"] | {"app", "wire"}
+BELOW["commands"] = BELOW["app"] | {"app"}
 BELOW["cli"] = {"commands"}
 BELOW["__main__"] = {"cli"}
 # Few enough to be read at one look.
@@ -101,13 +101,24 @@ def test_a_room_imports_no_forbidden_library(room, forbidden):
         assert not known & forbidden, path
 
 
-@pytest.mark.parametrize("path", sorted(CLIENT.rglob("*.py")), ids=lambda path: path.name)
+def test_the_service_imports_nothing_of_its_client():
+    assert not [
+        path for path in MODULES if {name.split(".")[0] for name in imports_of(path)} & {"attention_client", "httpx2"}
+    ]
+
+
+@pytest.mark.parametrize("path", sorted(CLIENT.rglob("*.py")), ids=lambda path: str(path.relative_to(CLIENT)))
 def test_the_client_imports_only_its_declared_dependencies(path):
+    """Those of the extra only in the command line, of which the rest of the client imports nothing."""
     project = tomllib.loads((CLIENT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    named = {re.split("[><=]", text)[0] for text in project["dependencies"]}
-    known = {name.split(".")[0] for name in imports_of(path)} - sys.stdlib_module_names
+    is_command = path.parent.name == "cli"
+    declared = project["dependencies"] + (project["optional-dependencies"]["cli"] if is_command else [])
+    named = {re.split("[><=]", text)[0] for text in declared}
+    imported = imports_of(path)
+    known = {name.split(".")[0] for name in imported} - sys.stdlib_module_names
     # Recognised where the caller has them already, and never installed for the client's sake.
-    assert known <= named | {"attention_client", "torch", "ml_dtypes"}
+    assert known <= named | {"attention_client"} | (set() if is_command else {"torch", "ml_dtypes"})
+    assert is_command or not any(name.startswith("attention_client.cli") for name in imported)
 
 
 @pytest.mark.parametrize("path", sorted(LOADTEST.rglob("*.py")), ids=lambda path: str(path.relative_to(LOADTEST)))
@@ -121,10 +132,6 @@ def test_only_the_locustfile_imports_locust():
     """The rest is tested without it, in the service's environment."""
     knowing = {path.name for path in LOADTEST.rglob("*.py") if "locust" in {x.split(".")[0] for x in imports_of(path)}}
     assert knowing == {"locustfile.py"}
-
-
-def test_the_load_test_is_at_most_700_lines():
-    assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in LOADTEST.rglob("*.py")) <= 700
 
 
 def test_only_settings_reads_the_environment():

@@ -1,4 +1,4 @@
-"""`attention-service golden --url`: a true service passes, and one that ignores masks is found."""
+"""`attention golden --url`: a true service passes, and one that ignores masks is found."""
 
 import json
 import re
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
 
 def golden(directory, url) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "service", "golden", "--out", str(directory), "--url", url]
+    command = [sys.executable, "-m", "attention_client.cli", "golden", "--out", str(directory), "--url", url]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -51,5 +51,5 @@ def test_the_service_gives_the_references(url, tmp_path):
 def test_a_service_that_drops_masks_is_found(maskless, tmp_path):
     done = golden(tmp_path, maskless)
     assert done.returncode == 1
-    assert re.match(r"attention-service: the service's (output|lse) of \w+ is off by", done.stderr)
+    assert re.match(r"attention: the service's (output|lse) of \w+ is off by", done.stderr)
     assert done.stderr.count("\n") == 1

@@ -83,7 +83,10 @@ class Ran:
 
     def end(self) -> tuple[int, str, dict]:
         """Exit status, everything printed, the JSON report."""
-        told, _ = self.process.communicate(timeout=150)
+        try:
+            told, _ = self.process.communicate(timeout=150)
+        finally:
+            self.process.kill()
         report = json.loads(self.json_report.read_text()) if self.json_report.exists() else {}
         return self.process.returncode, told, report
 

@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from attention_client import Client, masks
 from tests import processes
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
-COMMAND = str(Path(sys.executable).with_name("attention-service"))
+COMMAND, ASK = (str(Path(sys.executable).with_name(name)) for name in ("attention-service", "attention"))
 
 pytestmark = [
     pytest.mark.e2e,
@@ -112,7 +113,7 @@ def test_the_other_curls_succeed(port):
 @pytest.mark.long
 def test_show_draws_the_answer_with_its_tokens(port):
     show = next(command for command in commands() if " show " in command)
-    show = show.replace(".venv/bin/attention-service", COMMAND)
+    show = show.replace(".venv/bin/attention", ASK)
     for option in ("", " --legend"):
         drawn = run(f"{show} --url http://127.0.0.1:{port}{option}")
         assert drawn.returncode == 0, drawn.stderr
@@ -148,16 +149,14 @@ def test_a_layer_is_imported_listed_checked_and_called_as_the_readme_shows(tmp_p
 
     np.save(tmp_path / "x.npy", np.random.default_rng(0).standard_normal((4, 384), np.float32))
     ask = ["--query", str(tmp_path / "x.npy"), "--causal", "top_left", "--weights", "heads"]
-    served = run(
-        [COMMAND, "attend", "minilm-l3", *ask, "--out", str(tmp_path / "a.npz"), "--url", f"http://127.0.0.1:{port}"]
-    )
-    assert served.returncode == 0, served.stderr
-    local = run([COMMAND, "attend", "mine", *ask, "--out", str(tmp_path / "b.npz"), "--local", *there])
-    assert local.returncode == 0, local.stderr
-    a, b = np.load(tmp_path / "a.npz"), np.load(tmp_path / "b.npz")
-    assert a["weights"].shape == (12, 4, 4)
-    assert np.array_equal(a["output"], b["output"])
-    assert np.array_equal(a["weights"], b["weights"])
+    url = f"http://127.0.0.1:{port}"
+    asked = run([ASK, "attend", "minilm-l3", *ask, "--out", str(tmp_path / "a.npz"), "--url", url])
+    assert asked.returncode == 0, asked.stderr
+    with Client(url) as client, np.load(tmp_path / "a.npz") as found:
+        answer = client.attend("minilm-l3", np.load(tmp_path / "x.npy"), masks=[masks.causal()], weights="heads")
+        assert found["weights"].shape == (12, 4, 4)
+        assert np.array_equal(found["output"], answer.output)
+        assert np.array_equal(found["weights"], np.asarray(answer.weights))
 
 
 @pytest.mark.long
@@ -166,7 +165,7 @@ def test_a_layer_is_imported_listed_checked_and_called_as_the_readme_shows(tmp_p
     [
         (["layers", "import", "/nowhere", "--name", "x"], "attention-service: "),
         (["layers", "check", "../x", "/nowhere"], "a layer's name"),
-        (["attend", "x", "--query", "/nowhere.npy", "--local"], "nowhere.npy cannot be read"),
+        (["attend", "x", "--query", "/nowhere.npy"], "nowhere.npy cannot be read"),
         (["attend", "x", "--query", "README.md", "--request", "README.md"], "either --query"),
         (["show", "minilm-l3", "--request", "examples/animal.json", "--url", "http://127.0.0.1:9"], "no answer"),
         (["serve", "--layers-dir", "/nowhere"], "ATTENTION_LAYERS_DIR"),
@@ -175,7 +174,7 @@ def test_a_layer_is_imported_listed_checked_and_called_as_the_readme_shows(tmp_p
     ],
 )
 def test_a_failed_command_is_one_line_and_an_exit_code(arguments, words):
-    answer = run([COMMAND, *arguments])
+    answer = run([ASK if arguments[0] in ("attend", "show") else COMMAND, *arguments])
     assert answer.returncode != 0
     assert words in answer.stderr
     assert len(answer.stderr.strip().splitlines()) == 1

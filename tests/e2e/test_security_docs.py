@@ -27,6 +27,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
 def run(command: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     command = command.replace("attention-service", f"{sys.executable} -m service")
+    command = command.replace("attention show", f"{sys.executable} -m attention_client.cli show")
     named = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), **environment}
     ran = subprocess.run(
         command, shell=True, cwd=folder, env=named, capture_output=True, text=True, timeout=60, check=False

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.integration.running import LAYERS, prepare
-from tests.processes import environment, eventually, free_port, is_alive
+from tests.processes import environment, eventually, free_port, is_alive, openpty
 from tests.torture import process_tree
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
@@ -207,7 +207,7 @@ def test_a_refused_start_exits_with_its_code_though_its_log_is_unread(tmp_path, 
 
 @contextlib.contextmanager
 def unread_terminal():
-    master, end = os.openpty()
+    master, end = openpty()
     yield end
     os.close(master)
     os.close(end)
@@ -216,7 +216,7 @@ def unread_terminal():
 @contextlib.contextmanager
 def stopped_terminal():
     """A terminal stopped with Ctrl-S, whose other end is open."""
-    master, end = os.openpty()
+    master, end = openpty()
     termios.tcflow(end, termios.TCOOFF)
     yield end
     termios.tcflow(end, termios.TCOON)

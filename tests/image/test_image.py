@@ -19,9 +19,8 @@ import numpy as np
 import pytest
 
 from attention_client import Client
-from service.commands.arguments import tensor_field
-from service.commands.asking import asking
 from tests.e2e.namespace import inner_pid, num_threads, status
+from tests.e2e.started import Started
 from tests.image.container import ENGINE, IMAGE, Container, engine
 from tests.processes import eventually
 
@@ -56,7 +55,7 @@ def container(start):
 def question() -> dict:
     query = np.random.default_rng(7).standard_normal((3, 24, 384)).astype(np.float32)
     return {
-        "query": tensor_field(query),
+        "query": query.tolist(),
         "masks": [{"kind": "causal"}],
         "weights": {"form": "heads"},
         "encoding": "base64",
@@ -79,11 +78,19 @@ def test_r1_it_serves_as_an_unknown_user_on_a_read_only_root(container):
 
 
 def test_the_answers_have_the_bits_of_the_same_layer_here(container):
-    for layer in ("minilm-l0", "minilm-l3"):
-        with asking(LAYERS) as ask_here, asking(container.url) as ask_there:
-            here, there = ask_here(layer, question()), ask_there(layer, question())
-        for name in ("output", "weights"):
-            assert here.arrays[name].tobytes() == there.arrays[name].tobytes()
+    here = Started(LAYERS, workers=1)
+    try:
+        here.wait_ready()
+        for layer in ("minilm-l0", "minilm-l3"):
+            answers = []
+            for url in (here.url, container.url):
+                with Client(url) as client:
+                    answers.append(client.attend_json(layer, question()))
+            for name in ("output", "weights"):
+                assert answers[0][name] == answers[1][name]
+    finally:
+        here.process.kill()
+        here.process.communicate()
 
 
 def test_l12_the_service_is_process_1_and_only_its_processes_exist(container):

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import typer.main
 from typer.testing import CliRunner
@@ -26,7 +25,7 @@ def test_the_version_is_printed():
 
 @pytest.mark.parametrize(
     ("typed", "offered"),
-    [("att", ["attend", "attention"]), ("h", ["health"]), ("layers ", ["check", "import", "list"])],
+    [("h", ["health"]), ("layers ", ["check", "import", "list"])],
 )
 def test_the_shell_completes_commands(typed, offered):
     words = f"attention-service {typed}"
@@ -77,24 +76,20 @@ def test_a_lack_of_memory_is_one_sentence(monkeypatch, capfd, error):
     assert (ended.value.code, *capfd.readouterr()) == (1, "", "attention-service: the memory does not suffice\n")
 
 
-@pytest.mark.parametrize(("option", "variable"), [("--layers-dir", "ATTENTION_LAYERS_DIR"), ("--url", "ATTENTION_URL")])
-def test_an_option_takes_the_same_variable_in_every_command(option, variable):
+def test_the_directory_of_layers_has_the_same_variable_in_every_command():
     """`serve` reads the variable with its settings."""
     found = {
         name: parameter.envvar
         for name, command in commands().items()
         for parameter in command.params
-        if option in parameter.opts and name != "serve"
+        if "--layers-dir" in parameter.opts and name != "serve"
     }
-    assert len(found) > 3
-    assert set(found.values()) == {variable}
+    assert len(found) > 2
+    assert set(found.values()) == {"ATTENTION_LAYERS_DIR"}
 
 
-@pytest.mark.parametrize(
-    "command", ["--version", "--help", "keys new", "layers list --layers-dir .", "show --weights w.npy"]
-)
+@pytest.mark.parametrize("command", ["--version", "--help", "keys new", "layers list --layers-dir ."])
 def test_a_stdout_that_cannot_be_written_is_one_sentence(tmp_path, command):
-    np.save(tmp_path / "w.npy", np.eye(2))
     with Path("/dev/full").open("w", encoding="utf-8") as full:
         words = [sys.executable, "-m", "service", *command.split()]
         where = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -119,11 +114,3 @@ def test_the_line_of_a_key_is_utf_8_whatever_the_locale():
     words = [sys.executable, "-m", "service", "keys", "new", "--name", "Zoë"]
     found = subprocess.run(words, stdout=subprocess.PIPE, check=True, env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert found.stdout.decode().endswith(" infer  # Zoë\n")
-
-
-def test_a_name_that_is_not_utf_8_is_printed_with_backslash_escapes(tmp_path):
-    path = tmp_path / os.fsdecode(b"b\xff.npy")
-    np.save(path, np.eye(2))
-    words = [sys.executable, "-m", "service", "show", "--weights", path]
-    found = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert r"b\udcff.npy" in found.stdout

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from service.api.shared_work import PAUSE_S, Memo, Throttle
+from service.api.shared_work import THROTTLE_S, Memo, Throttle
 from tests.doubles import ManualClock
 
 
@@ -169,10 +169,10 @@ def test_concurrent_requests_get_one_rendering_and_then_a_pause():
         await asyncio.gather(*asking)
         late = ask(shared, 50)
         await turns()
-        clock.advance(PAUSE_S * 0.9)
+        clock.advance(THROTTLE_S * 0.9)
         await turns()
         assert renders.begun == 1
-        clock.advance(PAUSE_S * 0.2)
+        clock.advance(THROTTLE_S * 0.2)
         renders.ends.put_nowait(None)
         await asyncio.gather(*late)
         assert renders.begun == 2
@@ -193,7 +193,7 @@ def test_a_request_never_gets_an_earlier_rendering():
         assert renders.begun == 1, "never two at once"
         renders.ends.put_nowait(None)
         assert await first == 0
-        clock.advance(PAUSE_S)
+        clock.advance(THROTTLE_S)
         renders.ends.put_nowait(None)
         assert await second == 7
 
@@ -209,7 +209,7 @@ def test_a_failed_rendering_is_raised_and_the_next_request_renders_again():
         assert {str(x) for x in await asyncio.gather(*asking, return_exceptions=True)} == {"gone"}
         (again,) = ask(shared)
         await turns()
-        clock.advance(PAUSE_S)
+        clock.advance(THROTTLE_S)
         renders.ends.put_nowait(None)
         assert await again == 0
 

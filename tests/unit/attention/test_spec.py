@@ -85,6 +85,19 @@ def test_missing_and_unknown_fields_are_named():
         LayerSpec.from_json({**SPEC.to_json(), "rope": True})
 
 
+@dataclasses.dataclass(frozen=True)
+class LaterSpec(LayerSpec):
+    """A release that has one field more."""
+
+    window: int = 7
+
+
+def test_a_later_field_is_written_only_if_it_is_not_at_its_default():
+    later = LaterSpec.from_json(SPEC.to_json())
+    assert (later, later.to_json()) == (LaterSpec(**dataclasses.asdict(SPEC)), SPEC.to_json())
+    assert LaterSpec.from_json({**SPEC.to_json(), "window": 3}).to_json() == {**SPEC.to_json(), "window": 3}
+
+
 def test_tensor_shapes_name_every_tensor():
     spec = make_spec(
         20,

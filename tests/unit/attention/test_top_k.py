@@ -28,7 +28,7 @@ def test_the_list_equals_that_of_a_stable_sort(data, num_rows, keys, seed, grid,
     rows[data.draw(st.lists(st.integers(0, num_rows - 1), max_size=1))] = torch.nan
     k = data.draw(st.one_of(st.integers(1, keys), st.integers(1, max(1, keys // 4))))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(top_k, "STEP_CELLS", data.draw(st.integers(1, 300)))
+        patch.setattr(top_k, "SORTED_CELLS", data.draw(st.integers(1, 300)))
         found = top_k.largest(rows.clone(), k)
     values, indices = rows.sort(dim=-1, descending=True, stable=True)
     assert same_bits(found.values, values[:, :k])

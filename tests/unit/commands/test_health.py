@@ -6,8 +6,9 @@ import sys
 import pytest
 
 from service import cli
-from service.commands.health import ask
+from service.commands.health import ask, service_url
 from service.errors import InvalidInput
+from service.settings import ENV_PREFIX, Settings, SettingsError
 from tests.unit.commands.answering import answering
 
 READY = b'{"status":"ready"}'
@@ -116,3 +117,34 @@ def test_an_invalid_url_is_refused_and_named(url):
     with pytest.raises(InvalidInput) as run_command:
         ask(url, 1)
     assert run_command.value.message == f"--url must be like http://127.0.0.1:8000, not {url}"
+
+
+@pytest.fixture
+def no_variables(monkeypatch):
+    for name in Settings.model_fields:
+        monkeypatch.delenv(f"{ENV_PREFIX}{name.upper()}", raising=False)
+
+
+@pytest.mark.usefixtures("no_variables")
+@pytest.mark.parametrize(
+    ("given", "url"),
+    [
+        ({}, "http://127.0.0.1:8000"),
+        ({"HOST": "0.0.0.0", "PORT": "9000"}, "http://127.0.0.1:9000"),
+        ({"HOST": "::"}, "http://[::1]:8000"),
+        ({"HOST": "192.0.2.7"}, "http://192.0.2.7:8000"),
+        ({"TLS_CERT_FILE": "cert.pem"}, "https://127.0.0.1:8000"),
+    ],
+)
+def test_the_address_comes_from_the_settings(given, url, monkeypatch):
+    for name, value in given.items():
+        monkeypatch.setenv(f"{ENV_PREFIX}{name}", value)
+    assert service_url(None) == url
+
+
+@pytest.mark.usefixtures("no_variables")
+def test_port_zero_cannot_be_checked(monkeypatch):
+    monkeypatch.setenv(f"{ENV_PREFIX}PORT", "0")
+    assert service_url("http://127.0.0.1:1") == "http://127.0.0.1:1"
+    with pytest.raises(SettingsError, match="give --url"):
+        service_url(None)

@@ -137,7 +137,7 @@ def test_concurrent_connections_never_exceed_the_slots():
 
 
 def test_a_listener_that_cannot_accept_pauses_and_accepts_later(monkeypatch):
-    monkeypatch.setattr(listening, "PAUSE_S", 0.02)
+    monkeypatch.setattr(listening, "ACCEPT_PAUSE_S", 0.02)
     bound = Failing(socket.AF_INET, socket.SOCK_STREAM)
     bound.bind(("127.0.0.1", 0))
     bound.setblocking(False)

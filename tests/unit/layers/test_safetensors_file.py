@@ -13,7 +13,7 @@ import safetensors.torch
 import torch
 
 from service.errors import LayerError
-from service.layers.safetensors_file import BITS, DTYPES, Header, open_regular, read_header, read_tensor
+from service.layers.safetensors_file import BITS, FILE_DTYPES, Header, open_regular, read_header, read_tensor
 from tests.unit.layers.checkpoints import entry, random, raw_file
 
 
@@ -173,7 +173,9 @@ def test_links_are_followed_only_if_allowed(tmp_path):
 
 
 def test_every_dtype_of_a_layer_has_its_true_size():
-    assert {name: BITS[name] for name in DTYPES} == {name: 8 * dtype.itemsize for name, dtype in DTYPES.items()}
+    assert {name: BITS[name] for name in FILE_DTYPES} == {
+        name: 8 * dtype.itemsize for name, dtype in FILE_DTYPES.items()
+    }
 
 
 def test_every_file_that_the_library_refuses_is_refused(tmp_path):

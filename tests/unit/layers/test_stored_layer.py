@@ -7,12 +7,13 @@ import hashlib
 import json
 import math
 import struct
+from pathlib import Path
 
 import pytest
 import torch
 
 from service.errors import LayerError
-from service.layers.store import StoredLayer, check_name, digest
+from service.layers.store import Store, StoredLayer, check_name, digest
 from tests.unit.layers.checkpoints import random, spec, stored
 
 GOOD_NAMES = ["a", "0", "minilm-l0", "a.b_c-d", "a..b", "x" * 64, "0-._"]
@@ -118,6 +119,14 @@ def test_the_digest_never_changes():
     shapes = spec().tensor_shapes().items()
     tensors = {key: (torch.arange(float(math.prod(shape))) - 3.5).reshape(shape) / 8 for key, shape in shapes}
     assert digest(spec(), tensors) == "sha256:8fd016a583aadebbe06229f5bd33702989a898a3219474397f12ca4393fb677d"
+
+
+def test_a_file_of_the_first_release_loads_and_is_written_again_byte_for_byte(tmp_path):
+    """Golden: format_version 1, as written on 2026-11-27."""
+    kept = Path(__file__).parent / "files"
+    layer = Store(kept).load("small")
+    assert layer.digest == "sha256:5308f64c731555b1d795fa62263427a761b851f4d2238593e0f1c4135a59bd0b"
+    assert Store(tmp_path).save(layer).read_bytes() == (kept / "small.safetensors").read_bytes()
 
 
 def test_the_digest_depends_on_the_layer_and_not_its_name():

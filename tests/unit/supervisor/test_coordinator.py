@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from service.errors import LayerChanged, NotReady
 from service.supervisor.coordinator import ABORT_S, MAX_AGE_S, Coordinator
-from service.supervisor.status import Change, DesiredState, Outcome, Phase, ServiceStatus, State, WorkerStatus
+from service.supervisor.status import Change, DesiredState, Phase, RolloutOutcome, ServiceStatus, State, WorkerStatus
 from tests.doubles import ManualClock
 
 OLD = {"a": "sha256:1"}
@@ -54,7 +54,7 @@ class Process:
         return self.received[-1]
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> RolloutOutcome:
         assert self.service.outcome is not None
         return self.service.outcome
 
@@ -158,7 +158,7 @@ def test_a_new_layer_takes_three_desired_states(service):
     assert service.one.service.outcome is None
     service.until(Phase.SETTLED)
     assert service.coordinator.desired == DesiredState(4, Phase.SETTLED, BOTH)
-    assert service.one.outcome == Outcome(1, is_new=True)
+    assert service.one.outcome == RolloutOutcome(1, is_new=True)
     assert service.two.service.outcome is None, "it has requested no change"
 
 
@@ -172,12 +172,12 @@ def test_a_rollout_changes_one_layer(service, name, digest, layers, is_new):
     service.until(Phase.SERVE)
     service.until(Phase.SETTLED)
     assert service.coordinator.desired.layers == layers
-    assert service.one.outcome == Outcome(1, is_new=is_new)
+    assert service.one.outcome == RolloutOutcome(1, is_new=is_new)
 
 
 def test_a_layer_that_all_serve_is_a_success_without_a_rollout(service):
     service.one.ask("a", "sha256:1", "sha256:1")
-    assert service.one.outcome == Outcome(1)
+    assert service.one.outcome == RolloutOutcome(1)
     assert service.coordinator.desired.version == 1
 
 
@@ -295,7 +295,7 @@ def test_a_death_during_serve_is_acknowledged_by_the_replacement(service):
     assert service.phase == (Phase.SERVE, BOTH)
     Process(service.coordinator, 13, service.clock).follow(state=State.READY)
     assert service.phase == (Phase.SETTLED, BOTH)
-    assert service.one.outcome == Outcome(1, is_new=True)
+    assert service.one.outcome == RolloutOutcome(1, is_new=True)
 
 
 @pytest.mark.parametrize("phase", [Phase.PREPARE, Phase.SERVE])
@@ -329,7 +329,7 @@ def test_an_earlier_rollout_does_not_undo_a_later_one_of_the_same_layer(service)
 
 def test_of_two_that_drop_a_layer_the_later_succeeds_too(service):
     service.one.ask("absent", None)
-    assert service.one.outcome == Outcome(1)
+    assert service.one.outcome == RolloutOutcome(1)
 
 
 @pytest.mark.parametrize("state", [State.STARTING, State.DRAINING])

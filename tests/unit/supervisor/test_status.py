@@ -11,8 +11,8 @@ from service.supervisor.status import (
     MAX_REASON_CHARS,
     Change,
     DesiredState,
-    Outcome,
     Phase,
+    RolloutOutcome,
     ServiceStatus,
     State,
     WorkerStatus,
@@ -34,7 +34,9 @@ def test_the_report_of_a_worker_is_read_back(state, change):
     assert WorkerStatus.parse(sent(status)) == status
 
 
-@pytest.mark.parametrize("outcome", [None, Outcome(1, is_new=True), Outcome(2, code="not_ready", retry_after_s=5)])
+@pytest.mark.parametrize(
+    "outcome", [None, RolloutOutcome(1, is_new=True), RolloutOutcome(2, code="not_ready", retry_after_s=5)]
+)
 @pytest.mark.parametrize("desired", [DesiredState(), BEGUN, BEGUN.serve()])
 def test_the_report_of_the_supervisor_is_read_back(desired, outcome):
     status = ServiceStatus(desired, "1 of 2 processes is starting", [12, 11], outcome)

@@ -71,13 +71,26 @@ def test_a_template_has_every_field_of_its_request():
     body = bytearray(body_of(0, {"query": (3, 8), "key": (2, 8)}))
     request = whole_way(body)
     tensors = {name for name, value in request.call._asdict().items() if isinstance(value, torch.Tensor)}
-    marks: dict[str, Any] = {name: object() for name in request.call._fields if name not in tensors}
+    marks: dict[str, Any] = {name: object() for name in request.call._fields if name not in {*tensors, "mask"}}
     others: dict[str, Any] = {name: object() for name in request._fields if name != "call"}
     request = request._replace(call=request.call._replace(**marks), **others)
-    found = RequestTemplate.of(request, read_header(body).tensors).read(body)
+    template = RequestTemplate.of(request, read_header(body).tensors)
+    assert template is not None
+    found = template.read(body)
     assert {name: getattr(found.call, name) for name in marks} == marks
     assert {name: getattr(found, name) for name in others} == others
     assert_same(found, request)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.bool])
+@pytest.mark.parametrize("has_tensor", [True, False])
+def test_a_field_whose_values_are_more_than_finite_gives_no_template(dtype, has_tensor):
+    """A field that comes later: its tensor is in the call, or the call has something else that was made of it."""
+    tensors = {"query": torch.ones(3, 8), "value": torch.ones(3, dtype=dtype)}
+    request = whole_way(bytearray(body_of(0, {"query": (3, 8)})))
+    changed: dict[str, Any] = {"value": tensors["value"] if has_tensor else None}
+    request = request._replace(call=request.call._replace(**changed))
+    assert RequestTemplate.of(request, read_header(bytearray(save(tensors))).tensors) is None
 
 
 @pytest.fixture

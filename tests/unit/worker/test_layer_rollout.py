@@ -206,7 +206,7 @@ def test_a_file_that_cannot_be_read_in_time_begins_no_rollout():
 
 
 def test_a_rollout_without_an_answer_of_the_supervisor_is_withdrawn(service, monkeypatch):
-    monkeypatch.setattr(layer_rollout, "ANSWER_S", -19.99)
+    monkeypatch.setattr(layer_rollout, "REPLY_S", -19.99)
     service.answers = the_second_is_silent
 
     async def story():

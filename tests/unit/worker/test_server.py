@@ -11,7 +11,7 @@ import pytest
 
 from service.supervisor.supervisor import ANSWER_S, CLOSE_S, CUT_S, EXIT_S, FORCE_S
 from service.worker import server as server_module
-from service.worker.server import LINGER_S, REPEAT_S, SHED_PER_S, Server
+from service.worker.server import LAST_REQUEST_S, REPEAT_S, SHED_PER_S, Server
 from tests.doubles import ManualClock
 from tests.unit.http.wire import LIMITS
 
@@ -99,9 +99,9 @@ def test_the_shutdown_takes_at_most_the_grace_and_the_time_of_the_supervisor(gra
     begin = times["begin"]
     assert times["settle"] - begin == pytest.approx(grace_s)
     assert times["settle"] + ANSWER_S <= busy.times["cut"] + 1e-6
-    assert min(idle.times.values()) - begin >= LINGER_S - 1e-6
+    assert min(idle.times.values()) - begin >= LAST_REQUEST_S - 1e-6
     assert times["end"] - begin <= grace_s + ANSWER_S + CUT_S + 1e-6
-    assert LINGER_S <= ANSWER_S, "else the handshakes may take longer"
+    assert LAST_REQUEST_S <= ANSWER_S, "else the handshakes may take longer"
     assert pytest.approx(ANSWER_S + CUT_S + CLOSE_S + EXIT_S) == FORCE_S
     assert FORCE_S == 2, "the documents promise it"
 

@@ -13,11 +13,13 @@ import torch
 from safetensors import safe_open
 from typer.testing import CliRunner
 
-from service.cli import app
-from service.commands import asking
-from service.commands.golden_vectors import VECTORS
-from service.errors import ServiceError
+from attention_client.cli import asking, commands
+from attention_client.cli.app import app
+from attention_client.cli.golden_vectors import VECTORS
+from attention_client.errors import ServiceError
 from tests import oracle
+
+pytestmark = pytest.mark.usefixtures("service")
 
 NAMES = [vector.name for vector in VECTORS]
 # Where every key is seen by some row.
@@ -36,9 +38,9 @@ def run(*arguments: object) -> str:
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory):
+def directory(tmp_path_factory, service):
     out = tmp_path_factory.mktemp("golden") / "new"
-    assert f"{len(VECTORS)} vectors in" in run("--out", out, "--local")
+    assert f"{len(VECTORS)} vectors in" in run("--out", out)
     return out
 
 
@@ -107,8 +109,8 @@ def test_a_kernel_that_reads_poisoned_keys_is_wrong_in_every_row(directory, name
 
 
 def test_a_seed_gives_the_same_bytes_and_another_seed_other_inputs(directory, tmp_path):
-    run("--out", tmp_path / "same", "--local")
-    run("--out", tmp_path / "other", "--local", "--seed", 1)
+    run("--out", tmp_path / "same")
+    run("--out", tmp_path / "other", "--seed", 1)
     for name in NAMES:
         first, same, other = (x / f"{name}.safetensors" for x in (directory, tmp_path / "same", tmp_path / "other"))
         assert first.read_bytes() == same.read_bytes()
@@ -122,7 +124,7 @@ def test_a_file_names_the_hash_of_its_inputs(directory, name):
     data = b"".join(tensors[name].contiguous().view(-1).view(torch.uint8).numpy().tobytes() for name in inputs)
     assert about["sha256"] == hashlib.sha256(data).hexdigest()
     assert (about["name"], about["seed"]) == (name, 0)
-    assert {"attention-service", "numpy"} == about["made_by"].keys()
+    assert {"attention-service-client", "numpy"} == about["made_by"].keys()
 
 
 @pytest.mark.parametrize(
@@ -134,7 +136,7 @@ def test_a_file_names_the_hash_of_its_inputs(directory, name):
     ],
 )
 def test_compare_reads_a_file(directory, name, words):
-    found = CliRunner().invoke(app, ["compare", str(directory / f"{name}.safetensors"), "--local"])
+    found = CliRunner().invoke(app, ["compare", str(directory / f"{name}.safetensors")])
     assert found.exit_code == 0
     assert words in " ".join(found.stdout.split())
 
@@ -163,9 +165,9 @@ def test_a_wrong_answer_ends_with_exit_code_1_and_names_the_vector(tmp_path, mon
     def changed(reply):
         return asking.Reply(reply.arrays | {name: change(reply.arrays[name])}, {})
 
-    monkeypatch.setattr(asking, "asking", wrong(changed))
+    monkeypatch.setattr(commands, "asking", wrong(changed))
     with pytest.raises(ServiceError, match=rf"the service's {name} of \w+ is off by .* times the tolerance"):
-        run("--out", tmp_path, "--local")
+        run("--out", tmp_path)
 
 
 def test_the_files_are_written_though_no_service_answers(tmp_path):
@@ -177,13 +179,13 @@ def test_the_files_are_written_though_no_service_answers(tmp_path):
 def test_a_directory_that_cannot_be_written_is_one_sentence(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ServiceError, match="cannot be written: Not a directory"):
-        run("--out", tmp_path / "file" / "new", "--local")
+        run("--out", tmp_path / "file" / "new")
 
 
 @pytest.mark.parametrize("name", ["x[v2]", "[red]x[", ":key:"])
 def test_the_directory_is_printed_as_it_is(tmp_path, name):
     """What rich calls markup is text in a name."""
-    assert f" vectors in {tmp_path / name}; the largest error " in run("--out", tmp_path / name, "--local")
+    assert f" vectors in {tmp_path / name}; the largest error " in run("--out", tmp_path / name)
 
 
 def test_a_seed_that_json_cannot_hold_is_refused(tmp_path):

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import orjson
 
 from attention_client.arrays import Raw, bits_dtype, read
-from service.errors import InvalidInput
+from attention_client.errors import InvalidInput
 
-TENSORS = ("query", "key", "value", "output")
+CASE_TENSORS = ("query", "key", "value", "output")
 # The layouts of tensors that are not packed, by their number of axes.
 LAYOUTS = {2: ("ld",), 3: ("bld", "hld", "lhd"), 4: ("bhld", "blhd")}
 # By dtype: bits of the fraction, least exponent, and the tolerance as a fraction of the output's largest magnitude.
@@ -41,9 +41,9 @@ def read_case(path: Path) -> CaseFile:
     try:
         body = path.read_bytes()
         tensors, metadata = read(body)
-        request = orjson.loads(metadata.get("request", "{}"))
+        request = json.loads(metadata.get("request", "{}"))
         if "golden" in metadata:  # a vector of the command `golden`; `compare` finds its masks itself
-            request = dict(orjson.loads(metadata["golden"])["request"])
+            request = dict(json.loads(metadata["golden"])["request"])
             del request["masks"], request["lse"]
     except OSError as error:
         raise InvalidInput(f"{path} cannot be read: {error.strerror}") from None
@@ -52,7 +52,7 @@ def read_case(path: Path) -> CaseFile:
     if not isinstance(request, dict):
         raise InvalidInput(f"the metadata request of {path} must be a JSON object")
     tensors = {name.replace("masks.0.values", "mask"): tensor for name, tensor in tensors.items()}
-    for name in TENSORS:
+    for name in CASE_TENSORS:
         if name not in tensors or "float" not in tensors[name].dtype:
             raise InvalidInput(f"the case has no tensor {name} of floats")
     for name, fixed in request.items():

@@ -1,22 +1,27 @@
-"""`attention` and `show`: attention on one's own arrays in this process, and weights from a file."""
+"""`sdpa` and `show`: attention on one's own arrays, and weights from a file."""
 
 from __future__ import annotations
 
 import base64
 import io
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from service.cli import app
-from service.errors import ServiceError
+from attention_client import Client
+from attention_client.cli import app as cli
+from attention_client.cli import asking
+from attention_client.cli.app import app
+from attention_client.errors import ServiceError
 from tests import oracle
+
+pytestmark = pytest.mark.usefixtures("service")
 
 
 def run(*arguments: object) -> str:
@@ -35,6 +40,13 @@ def files(tmp_path):
     for name, shape in shapes.items():
         np.save(tmp_path / f"{name}.npy", rng.standard_normal(shape).astype(np.float32))
     return tmp_path
+
+
+def nobody(url: str, **options: Any) -> Client:
+    def refuse(_: httpx2.Request) -> httpx2.Response:
+        raise httpx2.ConnectError("refused")
+
+    return Client(url, **options, transport=httpx2.MockTransport(refuse))
 
 
 def options(directory) -> list[object]:
@@ -56,7 +68,7 @@ def test_attention_writes_the_output_and_every_requested_tensor(files):
         "masked",
         "--lse",
     )
-    text = run("attention", *options(files), *asked, "--local", "--out", out)
+    text = run("sdpa", *options(files), *asked, "--out", out)
     query, key, value = (np.load(files / f"{name}.npy") for name in ("query", "key", "value"))
     expected = oracle.scaled_dot_product((query, key, value), [oracle.Causal(0)], scale=0.5, softcap=2.0)
     with np.load(out) as arrays:
@@ -94,7 +106,7 @@ def sized(tmp_path, monkeypatch, request):
 
 
 def answer(*arguments: object) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(run("attention", *options(Path()), *arguments, "--local", "--json"))
+    found: dict[str, Any] = json.loads(run("sdpa", *options(Path()), *arguments, "--json"))
     return found
 
 
@@ -109,7 +121,7 @@ def test_a_mask_of_the_command_line_is_that_of_a_request(mask):
     sent = {"kind": kind} | {name: value_of(text) for name, _, text in (field.partition("=") for field in fields)}
     body = {name: np.load(f"{name}.npy").tolist() for name in ("query", "key", "value")}
     Path("body.json").write_text(json.dumps(body | {"masks": [sent]}), encoding="utf-8")
-    asked = json.loads(run("attention", "--request", "body.json", "--local", "--json"))
+    asked = json.loads(run("sdpa", "--request", "body.json", "--json"))
     np.testing.assert_allclose(answer("--mask", mask)["output"], asked["output"], rtol=1e-6, atol=1e-7)
 
 
@@ -137,7 +149,7 @@ def test_every_form_of_weights_is_printed_as_json_and_saved(weights, names):
 def test_indices_that_come_as_lists_are_whole_numbers():
     body = {name: np.load(f"{name}.npy").tolist() for name in ("query", "key", "value")}
     Path("body.json").write_text(json.dumps(body | {"weights": {"form": "top_k", "k": 1}}), encoding="utf-8")
-    run("attention", "--request", "body.json", "--local", "--out", "x.npz")
+    run("sdpa", "--request", "body.json", "--out", "x.npz")
     with np.load("x.npz") as arrays:
         assert (arrays["indices"].dtype, arrays["values"].dtype) == (np.int32, np.float32)
 
@@ -148,7 +160,7 @@ def test_an_npy_file_holds_the_output_alone_and_json_has_minus_infinity_as_a_str
     found = answer("--mask", "lengths values=[0,0]", "--lse", "--out", "x.npy")
     assert np.load("x.npy").tolist() == found["output"]
     assert {row for sequence in found["lse"] for head in sequence for row in head} == {"-inf"}
-    text = run("attention", *options(Path()), "--lse", "--out", "x.npy", "--local")
+    text = run("sdpa", *options(Path()), "--lse", "--out", "x.npy")
     assert text.splitlines()[-1] == "the output alone is written to x.npy"
 
 
@@ -183,7 +195,7 @@ def test_a_mistake_in_an_option_is_one_sentence(arguments, words):
     [
         ("attend", "small", "--query", "missing"),
         ("attend", "small", "--request", "missing"),
-        ("attention", "--query", "missing"),
+        ("sdpa", "--query", "missing"),
         ("show", "small", "--query", "missing"),
         ("show", "--weights", "missing"),
         ("compare", "missing"),
@@ -214,7 +226,7 @@ def test_a_missing_file_is_one_sentence_with_its_path(tmp_path, monkeypatch, arg
 def test_a_request_file_is_refused_for_what_the_service_refuses_in_a_body(tmp_path, content, words):
     (tmp_path / "body.json").write_text(content, encoding="utf-8")
     with pytest.raises(ServiceError, match=words):
-        run("attention", "--request", tmp_path / "body.json", "--local")
+        run("sdpa", "--request", tmp_path / "body.json")
 
 
 @pytest.mark.parametrize("encoding", [None, "list", "base64"])
@@ -224,10 +236,7 @@ def test_a_bfloat16_answer_has_the_same_numbers_whatever_encoding_the_file_asks_
     tensor = {"dtype": "bfloat16", "shape": [2, 2], "data": base64.b64encode(bits.tobytes()).decode()}
     body = dict.fromkeys(("query", "key", "value"), tensor) | {"scale": 1e4, "masks": [{"kind": "causal"}]}
     (tmp_path / "body.json").write_text(json.dumps(body | {"encoding": encoding}), encoding="utf-8")
-    assert (
-        json.loads(run("attention", "--request", tmp_path / "body.json", "--local", "--json"))["output"]
-        == numbers.tolist()
-    )
+    assert json.loads(run("sdpa", "--request", tmp_path / "body.json", "--json"))["output"] == numbers.tolist()
 
 
 def archive(compressed: bytes) -> bytes:
@@ -264,9 +273,9 @@ DAMAGED = {
     "arguments",
     [
         ("attend", "small", "--query", "damaged"),
-        ("attention", "--query", "q.npy", "--key", "damaged"),
-        ("attention", "--query", "q.npy", "--mask", "attend axes=ls values=damaged"),
-        ("attention", "--request", "damaged"),
+        ("sdpa", "--query", "q.npy", "--key", "damaged"),
+        ("sdpa", "--query", "q.npy", "--mask", "attend axes=ls values=damaged"),
+        ("sdpa", "--request", "damaged"),
         ("show", "small", "--query", "damaged"),
         ("show", "--weights", "damaged"),
         ("compare", "damaged"),
@@ -284,11 +293,11 @@ def test_a_damaged_file_is_one_sentence_with_its_path(tmp_path, monkeypatch, arg
     ("option", "word"),
     [("--layout", "\udcff"), ("--causal", "\udcff"), ("--mask", "\udcff"), ("--num-heads", str(10**20))],
 )
-@pytest.mark.parametrize("where", [("--local",), ("--url", "http://127.0.0.1:9")])
+@pytest.mark.parametrize("where", [(), ("--url", "http://127.0.0.1:9")])
 def test_a_word_that_json_cannot_hold_is_one_sentence(files, option, word, where):
     """Bytes of an argument that are not UTF-8 arrive as lone surrogates."""
     with pytest.raises(ServiceError):
-        run("attention", *options(files), option, word, *where)
+        run("sdpa", *options(files), option, word, *where)
 
 
 def test_weights_that_are_not_from_0_to_1_are_drawn_too(tmp_path):
@@ -297,31 +306,38 @@ def test_weights_that_are_not_from_0_to_1_are_drawn_too(tmp_path):
     assert [row.split()[1:3] for row in rows] == [["-50", "??"], ["??", "150"]]
 
 
-def test_the_summary_of_infinite_numbers_has_no_warning_of_numpy(tmp_path):
+def test_the_summary_of_infinite_numbers_has_no_warning_of_numpy(tmp_path, monkeypatch, capfd):
     np.save(tmp_path / "q.npy", np.array([[1e20]], np.float32))
     np.save(tmp_path / "k.npy", np.array([[1e20], [-1e20]], np.float32))
-    words = (
-        f"attention --query {tmp_path}/q.npy --key {tmp_path}/k.npy --value {tmp_path}/k.npy --scores scaled --local"
-    )
-    found = subprocess.run(
-        [sys.executable, "-m", "service", *words.split()], capture_output=True, text=True, check=True
-    )
-    assert "scores float32 [1, 2]  min -inf  mean nan  max inf" in found.stdout
-    assert not found.stderr
+    words = f"sdpa --query {tmp_path}/q.npy --key {tmp_path}/k.npy --value {tmp_path}/k.npy --scores scaled"
+    monkeypatch.setattr(sys, "argv", ["attention", *words.split()])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    out, err = capfd.readouterr()
+    assert (ended.value.code, err) == (None, "")
+    assert "scores float32 [1, 2]  min -inf  mean nan  max inf" in out
 
 
-@pytest.mark.parametrize("variables", [{"ATTENTION_URL": "http://127.0.0.1:9"}, {"ATTENTION_PORT": "9"}])
-@pytest.mark.parametrize("command", ["attend small --query q.npy", "attention --query q.npy", "golden --out x"])
-def test_every_command_that_asks_takes_the_address_of_the_environment_and_names_it(
-    tmp_path, monkeypatch, command, variables
+@pytest.mark.parametrize("command", ["attend small --query q.npy", "sdpa --query q.npy", "golden --out x"])
+def test_every_command_that_asks_takes_the_address_of_the_environment_and_names_it(tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    np.save("q.npy", np.ones((2, 4), np.float32))
+    monkeypatch.setenv("ATTENTION_URL", "http://127.0.0.1:9")
+    words = r"^no answer from http://127\.0\.0\.1:9: ConnectError\. Is the service running there\?$"
+    with pytest.raises(ServiceError, match=words):
+        run(*command.split())
+
+
+@pytest.mark.parametrize("command", ["attend small --query q.npy", "sdpa --query q.npy", "show small --query q.npy"])
+def test_without_an_address_this_machine_is_asked_and_where_nothing_answers_the_command_says_how_to_start(
+    tmp_path, monkeypatch, command
 ):
     monkeypatch.chdir(tmp_path)
     np.save("q.npy", np.ones((2, 4), np.float32))
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(
-        ServiceError, match=r"^no answer from http://127\.0\.0\.1:9: ConnectError\. Is the service running there"
-    ):
+    monkeypatch.delenv("ATTENTION_URL")
+    monkeypatch.setattr(asking, "Client", nobody)
+    words = r"^no answer from http://127\.0\.0\.1:8000: .* Start one with `attention-service serve`, or give"
+    with pytest.raises(ServiceError, match=words):
         run(*command.split())
 
 
@@ -336,7 +352,7 @@ def test_a_weight_of_one_is_drawn_as_a_hundred_hundredths(tmp_path, size):
 
 def test_attention_refuses_what_the_service_refuses(files):
     with pytest.raises(ServiceError, match="layout"):
-        run("attention", *options(files), "--layout", "hld", "--local")
+        run("sdpa", *options(files), "--layout", "hld")
 
 
 @pytest.mark.parametrize(("shape", "title"), [((2, 3, 4, 4), "w.npz, head 0"), ((2, 4, 4), "w.npz"), ((4, 4), "w.npz")])
@@ -365,7 +381,7 @@ def test_names_of_files_are_printed_as_they_are(files, name):
     assert run("show", "--weights", (files / "w.npy").rename(files / name)).splitlines()[0].strip() == name
     for out in (files / name, files / "x[" / f"y]{name}"):
         out.parent.mkdir(exist_ok=True)
-        text = run("attention", *options(files), "--out", out, "--local")
+        text = run("sdpa", *options(files), "--out", out)
         assert text.splitlines()[-1].endswith(f"written to {out}")
 
 

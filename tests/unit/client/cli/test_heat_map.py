@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from service.commands.heat_map import draw
+from attention_client.cli.heat_map import draw
 
 WEIGHTS = np.array([[0.25, 0.75], [1.0, 0.0]])
 

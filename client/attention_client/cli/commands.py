@@ -1,4 +1,4 @@
-"""`attend`, `attention`, `show`, `compare` and `golden` commands: those that ask a service, or an engine in this process.
+"""`attend`, `sdpa`, `show`, `compare` and `golden`: the commands, with their options.
 
 Invariants: `show` requests the weights itself, or reads those of an earlier answer, and draws one head. The user gives the words
 on the axes; there must be one for each row. The references of `golden` never come from the service, and its files are written
@@ -11,10 +11,17 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.table import Table
 
-from service.commands.layers import LAYERS_DIR
-from service.commands.options import CommandFailed, Url, console, service_url
-from service.errors import InvalidInput
+from attention_client.cli.arguments import request_body
+from attention_client.cli.asking import asking
+from attention_client.cli.case_file import errors, read_case, tolerance, widened
+from attention_client.cli.golden_vectors import VECTORS, golden_of
+from attention_client.cli.heat_map import asked_head, print_map, stored_head
+from attention_client.cli.readings import found_in, readings_of
+from attention_client.cli.terminal import console
+from attention_client.errors import ClientError, InvalidInput
+from attention_client.masks import given
 
 QueryFile = Annotated[Path | None, typer.Option("--query", help="query array, .npy: [L, d] or [B, L, d]")]
 KeyFile = Annotated[Path | None, typer.Option("--key", help="key array, .npy; default: the query")]
@@ -33,11 +40,13 @@ Weights = Annotated[
 ]
 Out = Annotated[Path | None, typer.Option("--out", help="write the output to this .npy, or all arrays to an .npz")]
 AsJson = Annotated[bool, typer.Option("--json", help="print the answer as JSON, with nested lists")]
+Url = Annotated[
+    str | None,
+    typer.Option("--url", envvar="ATTENTION_URL", help="address of the service; default: http://127.0.0.1:8000"),
+]
 ApiKey = Annotated[
     str | None, typer.Option("--api-key", envvar="ATTENTION_CLIENT_KEY", help="API key, if the service needs one")
 ]
-Local = Annotated[bool, typer.Option("--local", help="compute in this process instead of calling a service")]
-LayersDir = Annotated[Path, typer.Option("--layers-dir", envvar="ATTENTION_LAYERS_DIR", help="layers for --local")]
 
 
 def attend(
@@ -53,20 +62,15 @@ def attend(
     as_json: AsJson = False,
     url: Url = None,
     api_key: ApiKey = None,
-    local: Local = False,
-    layers_dir: LayersDir = LAYERS_DIR,
 ) -> None:
     """Send arrays through a layer, and print or save the answer."""
-    from service.commands.arguments import request_body
-    from service.commands.asking import asking
-
     body = request_body(request, {"query": query, "key": key, "value": value}, causal, mask, weights)
-    with asking(layers_dir if local else service_url(url), api_key) as ask:
+    with asking(url, api_key) as ask:
         reply = ask(layer, body)
     reply.report(out, as_json=as_json)
 
 
-def attention(
+def sdpa(
     query: QueryFile = None,
     key: KeyFile = None,
     value: ValueFile = None,
@@ -85,17 +89,12 @@ def attention(
     as_json: AsJson = False,
     url: Url = None,
     api_key: ApiKey = None,
-    local: Local = False,
 ) -> None:
     """Compute attention on arrays of your own, without a layer."""
-    from service.commands.arguments import request_body
-    from service.commands.asking import asking
-
     body = request_body(request, {"query": query, "key": key, "value": value}, causal, mask, weights)
-    options: dict[str, object] = dict(layout=layout, num_heads=num_heads, num_kv_heads=num_kv_heads, scale=scale)
-    options |= dict(softcap=softcap, scores=None if scores is None else {"stage": scores}, lse=lse or None)
-    body |= {name: option for name, option in options.items() if option is not None}
-    with asking(Path() if local else service_url(url), api_key) as ask:
+    body |= given(layout=layout, num_heads=num_heads, num_kv_heads=num_kv_heads, scale=scale, softcap=softcap)
+    body |= given(scores=None if scores is None else {"stage": scores}, lse=lse or None)
+    with asking(url, api_key) as ask:
         reply = ask(None, body)
     reply.report(out, as_json=as_json)
 
@@ -121,21 +120,15 @@ def show(
     legend: Annotated[bool, typer.Option("--legend", help="draw the marks * + . instead of colours")] = False,
     url: Url = None,
     api_key: ApiKey = None,
-    local: Local = False,
-    layers_dir: LayersDir = LAYERS_DIR,
 ) -> None:
     """Draw one head's attention weights as a heat map."""
-    from service.commands.arguments import request_body
-    from service.commands.asking import asking
-    from service.commands.heat_map import asked_head, print_map, stored_head
-
     if (layer is None) == (weights is None) or (weights and any((query, key, value, request, causal, mask))):
         raise InvalidInput("give either a layer or --weights FILE, and arrays, a request and masks only with a layer")
     if weights is not None:
         drawn, title = stored_head(weights, sequence, head)
     else:
         body = request_body(request, {"query": query, "key": key, "value": value}, causal, mask)
-        with asking(layers_dir if local else service_url(url), api_key) as ask:
+        with asking(url, api_key) as ask:
             drawn = asked_head(ask, layer, body, sequence, head or 0)
         title = f"{layer}, head {head or 0}"
     print_map(drawn, tokens, key_tokens, title, use_legend=legend)
@@ -149,7 +142,6 @@ def compare(
     top: Annotated[int, typer.Option(min=1, help="how many readings to list, if fewer reproduce the output")] = 10,
     url: Url = None,
     api_key: ApiKey = None,
-    local: Local = False,
 ) -> None:
     """Find the conventions of the kernel that computed an output.
 
@@ -157,15 +149,9 @@ def compare(
     scale, softcap and window. A reading reproduces the output if no number is off by more than a fraction of the output's
     largest magnitude: float64 1e-9, float32 1e-5, float16 4e-3, bfloat16 3e-2. Exit code 1 if none does.
     """
-    from rich.table import Table
-
-    from service.commands.asking import asking
-    from service.commands.case_file import read_case, tolerance, widened
-    from service.commands.readings import found_in, readings_of
-
     read = read_case(case)
     readings, output = readings_of(read, scale or []), read.tensors["output"]
-    with asking(Path() if local else service_url(url), api_key) as ask:
+    with asking(url, api_key) as ask:
         found = sorted(one for reading in readings for one in found_in(ask, reading, output.dtype))
     limit = tolerance(widened(output), output.dtype)
     count = sum(one.absolute <= limit for one in found)
@@ -177,7 +163,7 @@ def compare(
         table.add_row("yes" if one.absolute <= limit else "no", f"{one.absolute:.3g}", f"{one.ulps:.3g}", one.words)
     screen.print(table)
     if not count:
-        raise CommandFailed(
+        raise ClientError(
             f"no reading reproduces the output within {limit:.3g}; "
             f"the nearest, {found[0].words}, is off by {found[0].absolute:.3g}"
         )
@@ -188,22 +174,17 @@ def golden(
     seed: Annotated[int, typer.Option("--seed", min=0, max=2**64 - 1, help="seed of the inputs")] = 0,
     url: Url = None,
     api_key: ApiKey = None,
-    local: Local = False,
 ) -> None:
     """Write test vectors for kernels, and compare the service with them.
 
     Exit code 1 if an answer is off by more than this fraction of its reference's largest magnitude: float64 1e-9,
     float32 1e-5, float16 4e-3, bfloat16 3e-2.
     """
-    from service.commands.asking import asking
-    from service.commands.case_file import errors, tolerance
-    from service.commands.golden_vectors import VECTORS, golden_of
-
     made = [golden_of(vector, seed) for vector in VECTORS]
     for one in made:
         one.write(out, seed)
     screen, shares = console(), []
-    with asking(Path() if local else service_url(url), api_key) as ask:
+    with asking(url, api_key) as ask:
         for one in made:
             vector, reply = one.vector, ask(None, one.body())
             lse_dtype = "float64" if vector.dtype == "float64" else "float32"
@@ -215,4 +196,4 @@ def golden(
     text = f"{len(made)} vectors in {out}; the largest error is {share:.3g} of its tolerance, {where}"
     screen.print(text, soft_wrap=True)
     if share > 1:
-        raise CommandFailed(f"the service's {where} is off by {share:.3g} times the tolerance")
+        raise ClientError(f"the service's {where} is off by {share:.3g} times the tolerance")

@@ -10,10 +10,12 @@ import pytest
 from typer.testing import CliRunner
 
 from attention_client.arrays import Raw, write
-from service.cli import app
-from service.commands.case_file import errors, rounded, widened
-from service.errors import ServiceError
+from attention_client.cli.app import app
+from attention_client.cli.case_file import errors, rounded, widened
+from attention_client.errors import ServiceError
 from tests import oracle
+
+pytestmark = pytest.mark.usefixtures("service")
 
 RNG = np.random.default_rng(7)
 QUERY, KEY, VALUE = (RNG.standard_normal(shape) for shape in ((2, 4, 3, 8), (2, 2, 5, 8), (2, 2, 5, 6)))
@@ -30,7 +32,7 @@ def compared(path, output, *, mask=None, request=None, dtype="float32", exit_cod
     raws = {name: rounded(array, "float64") for name, array in tensors.items()} | {"output": rounded(output, dtype)}
     raws |= {} if mask is None else {"mask": Raw(mask.dtype.name, mask)}
     path.write_bytes(write(raws, {"request": json.dumps({"layout": "bhld", **(request or {})})}))
-    found = CliRunner().invoke(app, ["compare", str(path), "--local", "--top", "3"])
+    found = CliRunner().invoke(app, ["compare", str(path), "--top", "3"])
     if found.exception is not None and not isinstance(found.exception, SystemExit):
         raise found.exception
     assert found.exit_code == exit_code
@@ -115,7 +117,7 @@ def test_the_layout_is_found_or_fixed(path):
     raws = {name: rounded(x.reshape(*x.shape[:2], -1), "float64") for name, x in tensors.items()}
     request = {"num_heads": 4, "num_kv_heads": 2}
     path.write_bytes(write(raws | {"output": rounded(output, "float64")}, {"request": json.dumps(request)}))
-    found = CliRunner().invoke(app, ["compare", str(path), "--local"])
+    found = CliRunner().invoke(app, ["compare", str(path)])
     assert found.exit_code == 0
     assert "packed, repeat" in found.stdout
 
@@ -136,7 +138,7 @@ def test_a_mask_chooses_among_layouts_that_all_tensors_fit(path, shape, layout, 
     for name, array in (arrays | {"output": output}).items():
         raws[name] = rounded(array if layout == "bhld" else array.swapaxes(1, 2), "float64")
     path.write_bytes(write(raws | {"mask": Raw("bool", mask)}, {}))
-    found = CliRunner().invoke(app, ["compare", str(path), "--local", "--top", "1"], env={"COLUMNS": "200"})
+    found = CliRunner().invoke(app, ["compare", str(path), "--top", "1"], env={"COLUMNS": "200"})
     assert found.exit_code == 0, found.output
     assert f"{layout}, attend {axes}" in " ".join(found.stdout.split())
 
@@ -145,7 +147,7 @@ def test_a_mask_that_fits_no_layout_is_named_with_the_sizes_of_each(path):
     raws = dict.fromkeys(("query", "key", "value", "output"), Raw("float32", np.ones((2, 4, 5, 8), np.float32)))
     path.write_bytes(write(raws | {"mask": Raw("bool", np.ones((7, 7), bool))}, {}))
     with pytest.raises(ServiceError) as raised:
-        CliRunner().invoke(app, ["compare", str(path), "--local"], catch_exceptions=False)
+        CliRunner().invoke(app, ["compare", str(path)], catch_exceptions=False)
     assert raised.value.message == (
         "mask [7, 7] fits no axes of [B, H, L, S] = [2, 4, 5, 5] or [2, 5, 4, 4], or is not 0 and 1"
     )
@@ -191,7 +193,7 @@ def test_a_file_that_is_no_case_is_one_sentence(path, content, words):
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(ServiceError, match=words):
-        CliRunner().invoke(app, ["compare", str(path), "--local"], catch_exceptions=False)
+        CliRunner().invoke(app, ["compare", str(path)], catch_exceptions=False)
 
 
 @pytest.mark.parametrize("rank", [1, 5, 6])
@@ -200,7 +202,7 @@ def test_tensors_of_a_rank_that_no_layout_has_are_one_sentence(path, rank, fixed
     raws = dict.fromkeys(("query", "key", "value", "output"), Raw("float32", np.ones((2,) * rank, np.float32)))
     path.write_bytes(write(raws, {"request": json.dumps(fixed)}))
     with pytest.raises(ServiceError, match="no layout fits query"):
-        CliRunner().invoke(app, ["compare", str(path), "--local"], catch_exceptions=False)
+        CliRunner().invoke(app, ["compare", str(path)], catch_exceptions=False)
 
 
 @pytest.mark.parametrize("shape", [(0, 2), (2, 0), (0, 2, 4), (2, 0, 4), (0, 0)])
@@ -208,7 +210,7 @@ def test_tensors_without_numbers_are_one_sentence(path, shape):
     raws = dict.fromkeys(("query", "key", "value", "output"), Raw("float32", np.ones(shape, np.float32)))
     path.write_bytes(write(raws, {"request": '{"num_heads": 2}'}))
     with pytest.raises(ServiceError, match="no layout fits query"):
-        CliRunner().invoke(app, ["compare", str(path), "--local"], catch_exceptions=False)
+        CliRunner().invoke(app, ["compare", str(path)], catch_exceptions=False)
 
 
 @pytest.mark.parametrize("name", ["case[v2]", "[red]case[", ":key:"])

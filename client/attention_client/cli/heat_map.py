@@ -16,10 +16,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from service.commands.arguments import load_array
-from service.commands.asking import Ask
-from service.commands.options import console
-from service.errors import InvalidInput
+from attention_client.cli.arguments import load_array
+from attention_client.cli.asking import Ask
+from attention_client.cli.terminal import console
+from attention_client.errors import InvalidInput
 
 LEGEND = ((0.5, "*"), (0.2, "+"), (0.05, "."))
 # From nearly black to bright, because the eye reads brightness as strength.

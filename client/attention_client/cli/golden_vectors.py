@@ -9,18 +9,19 @@ machine.
 from __future__ import annotations
 
 import hashlib
+import json
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import orjson
 
 from attention_client.arrays import Raw, write
-from service import __version__
-from service.attention.reference import added_by, scaled_dot_product
-from service.commands.arguments import tensor_field
-from service.commands.case_file import rounded, widened
-from service.errors import InvalidInput
+from attention_client.cli.arguments import tensor_field
+from attention_client.cli.case_file import rounded, widened
+from attention_client.cli.reference import added_by, scaled_dot_product
+from attention_client.errors import InvalidInput
+from attention_client.masks import given
 
 QUERIES, KEYS, WIDTH, VALUE_WIDTH = 5, 7, 8, 6
 LEFT, BLOCKED = 2, 0.3  # keys to the left in a window; the fraction of keys that a table of booleans blocks
@@ -70,13 +71,13 @@ class Golden(NamedTuple):
             "request": self.request,
             "seed": seed,
             "sha256": hashlib.sha256(data).hexdigest(),
-            "made_by": {"attention-service": __version__, "numpy": np.__version__},
+            "made_by": {name: version(name) for name in ("attention-service-client", "numpy")},
         }
         references = {"output": rounded(self.output, "float64"), "lse": rounded(self.lse, "float64")}
         path = out / f"{self.vector.name}.safetensors"
         try:
             out.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(write(self.inputs | references, {"golden": orjson.dumps(about).decode()}))
+            path.write_bytes(write(self.inputs | references, {"golden": json.dumps(about, separators=(",", ":"))}))
         except OSError as error:
             raise InvalidInput(f"{path} cannot be written: {error.strerror}") from None
 
@@ -143,8 +144,7 @@ def _request(vector: Vector, masks: list[dict[str, Any]], heads: tuple[int, int]
     request = {"layout": vector.layout, "masks": masks, "lse": True}
     if vector.layout == "packed":
         request |= dict(zip(("num_heads", "num_kv_heads"), heads, strict=True))
-    options = {"scale": vector.scale, "softcap": vector.softcap}
-    return request | {name: option for name, option in options.items() if option is not None}
+    return request | given(scale=vector.scale, softcap=vector.softcap)
 
 
 def _laid_out(array: np.ndarray, layout: str, axes: str) -> np.ndarray:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from attention_client.arrays import Raw, write
-from service import cli
-from service.commands import asking
+from attention_client.cli import app as cli
+from attention_client.cli import asking
 from tests.unit.commands.answering import answering
 
 FACTS = {"layer": {"name": "small"}, "masked_rows": 0}
@@ -26,7 +26,7 @@ OUTPUTS: list[Any] = [
 ]  # fmt: skip
 OBJECTS: list[dict[str, Any]] = [
     {}, {"error": "x"}, {"output": [1.0]}, {"weights": None}, {**FLAT, "weights": 5}, {**FLAT, "weights": {"values": [1]}},
-    {**FLAT, "lse": "x"}, {**FLAT, "more": 2**70}, {**FLAT, "more": "\ud800"}, *({**FLAT, "output": it} for it in OUTPUTS),
+    {**FLAT, "lse": "x"}, {**FLAT, "more": float("nan")}, {**FLAT, "more": "\ud800"}, *({**FLAT, "output": it} for it in OUTPUTS),
 ]  # fmt: skip
 ANSWERS = [*NOT_JSON, *(json.dumps(it).encode() for it in NOT_OBJECTS + OBJECTS)]
 EMPTY = {"dtype": "float32", "shape": [1, 1, 0], "data": ""}
@@ -43,12 +43,12 @@ def refused(tmp_path, monkeypatch, capfd):
 
     def check(command: str, body: bytes) -> None:
         with answering(200, body) as (url, _):
-            monkeypatch.setattr(sys, "argv", ["attention-service", *command.split(), "--url", url])
+            monkeypatch.setattr(sys, "argv", ["attention", *command.split(), "--url", url])
             with pytest.raises(SystemExit) as ended:
                 cli.main()
         err = capfd.readouterr().err
         assert ended.value.code == 1
-        assert err.startswith(f"attention-service: {url} does not answer as the service does: ")
+        assert err.startswith(f"attention: {url} does not answer as the service does: ")
         assert err.count("\n") == 1
 
     return check
@@ -60,7 +60,7 @@ def test_an_answer_that_is_not_the_services_is_one_sentence(refused, body):
 
 
 @pytest.mark.parametrize(
-    "command", ["attention --query q.npy", "show small --query q.npy", "compare case.safetensors", "golden --out x"]
+    "command", ["sdpa --query q.npy", "show small --query q.npy", "compare case.safetensors", "golden --out x"]
 )
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", json.dumps(OBJECTS[-1]).encode()])
 def test_every_command_that_asks_says_so(refused, command, body):
@@ -90,7 +90,7 @@ def test_a_password_in_the_url_is_not_printed(tmp_path, monkeypatch, capfd, pass
     with answering(200, b"{}") as (url, _):
         secret = url.replace("//", f"//me:{password}@")
         arguments = ["attend", "small", "--query", str(tmp_path / "q.npy"), "--url", secret]
-        monkeypatch.setattr(sys, "argv", ["attention-service", *arguments])
+        monkeypatch.setattr(sys, "argv", ["attention", *arguments])
         with pytest.raises(SystemExit):
             cli.main()
     err = capfd.readouterr().err

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from service.attention.reference import added_by, scaled_dot_product
-from service.commands.arguments import tensor_field
-from service.commands.asking import Ask
-from service.commands.case_file import LAYOUTS, TENSORS, CaseFile, errors, widened
-from service.errors import InvalidInput
+from attention_client.cli.arguments import tensor_field
+from attention_client.cli.asking import Ask
+from attention_client.cli.case_file import CASE_TENSORS, LAYOUTS, CaseFile, errors, widened
+from attention_client.cli.reference import added_by, scaled_dot_product
+from attention_client.errors import InvalidInput
 
 AXES = {1: ("s",), 2: ("ls", "bs"), 3: ("hls", "bls"), 4: ("bhls",)}
 Arrays = dict[str, np.ndarray]
@@ -75,13 +75,13 @@ def readings_of(case: CaseFile, scales: list[float]) -> Iterator[Reading]:
 
 def found_in(ask: Ask, reading: Reading, dtype: str) -> Iterator[Found]:
     """Yield how far the reading's answer is from the output, for each convention for rows that may attend to no key."""
-    inputs, added = [reading.arrays[name] for name in TENSORS[:3]], reading.added
+    inputs, added = [reading.arrays[name] for name in CASE_TENSORS[:3]], reading.added
     options: dict[str, Any] = {"scale": reading.scale, "softcap": reading.softcap}
     is_masked = np.isneginf(added).all(axis=-1, keepdims=True) & (not reading.is_capped_last)
     if reading.is_capped_last:
         answer, _ = scaled_dot_product(inputs, added, **options, is_capped_last=True)
     else:
-        body = {name: tensor_field(array) for name, array in zip(TENSORS, inputs, strict=False)}
+        body = {name: tensor_field(array) for name, array in zip(CASE_TENSORS, inputs, strict=False)}
         masks = [m | {"values": tensor_field(m["values"])} if "values" in m else m for m in reading.masks]
         reply = ask(None, body | options | {"layout": "bhld", "masks": masks})
         answer = reply.array("output", reading.arrays["output"].shape)
@@ -94,13 +94,13 @@ def found_in(ask: Ask, reading: Reading, dtype: str) -> Iterator[Found]:
 
 def _arrays(case: CaseFile) -> Iterator[tuple[str, str, Arrays]]:
     """Yield layouts and groupings with their arrays: query head h uses key head h // (H / Hkv) ("repeat") or h % Hkv ("tile")."""
-    arrays, request = {name: widened(case.tensors[name]) for name in TENSORS}, case.request
+    arrays, request = {name: widened(case.tensors[name]) for name in CASE_TENSORS}, case.request
     heads, kv_heads = (request.get(name, request.get("num_heads")) for name in ("num_heads", "num_kv_heads"))
     known = ("packed",) if heads else LAYOUTS.get(arrays["query"].ndim, ())
     found = False
     for layout in known if "layout" not in request else (request["layout"],):
         part = {name: _rows(x, layout, kv_heads if name in ("key", "value") else heads) for name, x in arrays.items()}
-        shapes = [part[name].shape for name in TENSORS]
+        shapes = [part[name].shape for name in CASE_TENSORS]
         (b, h, rows, width), (_, shared, keys, _), (*_, value_width), _ = shapes
         expected = [(b, shared, keys, width), (b, shared, keys, value_width), (b, h, rows, value_width)]
         if 0 in shapes[0] or h % shared or shapes[1:] != expected:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import orjson
-import pybase64
 
-from service.errors import InvalidInput
-from service.wire.json_document import parse
+from attention_client.errors import InvalidInput
 
 
 def request_body(
@@ -61,8 +60,8 @@ def _fields(first: str, text: str) -> dict[str, Any]:
             found[first] = word
             continue
         try:
-            found[name] = orjson.loads(value)
-        except orjson.JSONDecodeError:
+            found[name] = json.loads(value)
+        except (ValueError, RecursionError):
             found[name] = tensor_field(load_array(Path(value))) if name == "values" else value
     if not found:
         raise InvalidInput(f"the {first} is missing")
@@ -70,22 +69,29 @@ def _fields(first: str, text: str) -> dict[str, Any]:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; raises InvalidInput, or the service's error for a duplicate key, which orjson drops."""
+    """Return the JSON object in a file; raises InvalidInput, also for a duplicate key, which the service could not see."""
     try:
-        raw = path.read_bytes()
-        body: dict[str, Any] = orjson.loads(raw)
+        body = json.loads(path.read_bytes().decode(), object_pairs_hook=_members)
     except OSError as error:
         raise InvalidInput(f"{path} cannot be read: {error.strerror}") from None
-    except orjson.JSONDecodeError:
+    except (ValueError, RecursionError):
         raise InvalidInput(f"{path} is not a JSON file") from None
-    parse(raw, max_depth=1024, max_numbers=2**62)
+    if not isinstance(body, dict):
+        raise InvalidInput(f"the request in {path} must be a JSON object")
     return body
+
+
+def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        raise InvalidInput("an object of the request has a duplicate key")
+    return members
 
 
 def tensor_field(array: np.ndarray) -> dict[str, Any]:
     """Return an array as the contract's base64 tensor object."""
     data = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
-    return {"dtype": array.dtype.name, "shape": list(array.shape), "data": pybase64.b64encode(data).decode()}
+    return {"dtype": array.dtype.name, "shape": list(array.shape), "data": base64.b64encode(data).decode()}
 
 
 def load_array(path: Path, name: str | None = None) -> np.ndarray:

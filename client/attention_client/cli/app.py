@@ -1,0 +1,84 @@
+"""Command line: `attention attend | sdpa | show | compare | golden`.
+
+Invariants: A ServiceError prints one line on stderr and exits with code 1, never a traceback. A name that is not UTF-8 is printed
+with backslash escapes.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import sys
+import warnings
+from importlib.metadata import version as version_of
+from typing import Annotated, Any
+
+import typer
+
+from attention_client.cli.commands import attend, compare, golden, sdpa, show
+from attention_client.errors import ServiceError
+
+# Typer does not export its copy of click; the base class of BadParameter is click's UsageError.
+USAGE_ERROR: Any = typer.BadParameter.__base__
+
+app = typer.Typer(help="Ask an attention service.", no_args_is_help=True, pretty_exceptions_enable=False)
+
+# Shown at the end of each command's help; a test parses them.
+EXAMPLES = {
+    "attend": (
+        "minilm-l3 --query q.npy --weights mean --out answer.npz",
+        'minilm-l3 --query q.npy --mask "ignore axes=bs values=padding.npy" --json',
+        'minilm-l3 --query q.npy --mask "window left=4 right=0 align=top_left" --weights "top_k k=3"',
+    ),
+    "sdpa": (
+        "--query q.npy --key k.npy --value v.npy --layout bhld --causal bottom_right --out output.npy",
+        '--request body.json --mask "lengths values=[3,5]" --scores masked --lse --json',
+    ),
+    "show": ('minilm-l3 --query q.npy --head 2 --tokens "the cat sat"', "--weights answer.npz --sequence 1"),
+    "compare": ("case.safetensors", "case.safetensors --scale 0.125"),
+    "golden": ("--out vectors", "--out vectors --seed 7"),
+}
+for command in (attend, sdpa, show, compare, golden):
+    examples = "\n\n".join(f"attention {command.__name__} {example}" for example in EXAMPLES[command.__name__])
+    app.command(epilog=f"Examples:\n\n{examples}")(command)
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"attention {version_of('attention-service-client')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version and exit")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    warnings.filterwarnings("ignore", ".* encountered in ", RuntimeWarning)  # NumPy's, of numbers that are not finite
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr
+    try:
+        raise SystemExit(app(standalone_mode=False))
+    except USAGE_ERROR as error:
+        # Typer would print a box of several lines. Without arguments it has printed its help already.
+        if message := error.format_message():
+            typer.echo(f"attention: {message}", err=True)
+        raise SystemExit(2) from None
+    except (ServiceError, MemoryError) as error:
+        typer.echo(f"attention: {getattr(error, 'message', 'the memory does not suffice')}", err=True)
+        raise SystemExit(1) from None
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        # Python writes the rest of stdout at its end, which would fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        typer.echo(f"attention: a write failed: {error.strerror}", err=True)
+        raise SystemExit(1) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
