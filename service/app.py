@@ -3,24 +3,56 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
+import sys
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 
+import torch
 from fastapi import FastAPI
+from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 from service import __version__
 from service.api.attend_route import hot_endpoints
 from service.api.auth.access import Access, CrossOrigin
-from service.api.model_routes import make_models_router
+from service.api.inference_routes import make_inference_router
 from service.api.openapi.pages import RootForBrowsers, make_docs_router
 from service.api.outer_middleware import OuterMiddleware, raise_again
 from service.api.routes import make_admin_router, make_layers_router, make_operations_router
 from service.http.asgi import Application
 from service.limits import hosts, rate_limiter
+from service.observability.logs import configure_logs
+from service.observability.metrics import Metrics
+from service.observability.telemetry import Telemetry
 from service.observability.tracing import RequestSpans
-from service.settings import listed
+from service.settings import listed, load_settings
+from service.worker.local_channel import LocalChannel
 from service.worker.service import Service
+
+
+def create() -> Application:
+    """Return the ASGI application of one process for another host, as `uvicorn --factory service.app:create`.
+
+    The environment has its settings. The host needs the lifespan protocol; addresses, TLS, connections and the number of
+    processes are its own. A fault ends the process with SIGTERM, so that the host replaces it.
+    """
+    settings, channel = load_settings(), LocalChannel()
+    configure_logs(settings.log_level, worker=0)
+    torch.set_num_threads(settings.compute_threads)
+
+    def leave(_: int) -> None:
+        if channel.status.start_error:
+            sys.stderr.write(f"{channel.status.start_error}\n")
+        signal.raise_signal(signal.SIGTERM)
+
+    service = Service(
+        settings, Telemetry(Metrics(Path(os.devnull), 0)), channel, leave
+    )  # metrics of this process alone
+    service.readiness.port_opened()
+    return build(service)
 
 
 def build(service: Service) -> OuterMiddleware:
@@ -33,7 +65,7 @@ def build(service: Service) -> OuterMiddleware:
         is_metrics_open=settings.open_metrics,
         are_docs_open=settings.docs,
     )
-    endpoints = hot_endpoints(service.layer_requests)
+    endpoints = hot_endpoints(service.shared)
     hot = [Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()]  # called without FastAPI
     app.router.routes.extend(hot)
     service.telemetry.routes_known([route.path for route in hot])
@@ -70,10 +102,10 @@ def _application(service: Service) -> FastAPI:
         openapi_url=None,  # and so no pages of FastAPI's; `openapi/pages.py` has ours
         lifespan=lifespan,
         redirect_slashes=False,  # a redirect would be built from the caller's Host header
-        exception_handlers={Exception: raise_again},
+        exception_handlers={Exception: raise_again, HTTPException: raise_again},
         # `observability/tracing.py` makes the spans. FastAPI sees neither the hot routes nor what is refused before the routing.
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
-    for make_router in (make_operations_router, make_layers_router, make_admin_router, make_models_router):
+    for make_router in (make_operations_router, make_layers_router, make_admin_router, make_inference_router):
         app.include_router(make_router(service))
     return app

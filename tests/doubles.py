@@ -11,7 +11,6 @@ import functools
 import heapq
 import inspect
 import os
-import time
 from collections.abc import Callable, Coroutine, Hashable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager
@@ -23,8 +22,6 @@ from service.batching.engine_protocol import Progress
 from service.batching.job import BatchInfo
 from service.errors import CostLimit, EngineDown
 from service.observability.metrics import Metrics
-from service.supervisor.coordinator import Coordinator
-from service.worker.control_channel import ControlChannel
 
 T = TypeVar("T")
 Batch = Sequence[Any]
@@ -227,23 +224,6 @@ class RecordingObserver:
 
     def died(self, num_jobs: int, error: BaseException | None) -> None:
         self.deaths.append(Death(num_jobs, error))
-
-
-class LocalChannel(ControlChannel):
-    """The channel of a process without a supervisor, to a coordinator in this process; several processes may share one."""
-
-    def __init__(self, coordinator: Coordinator | None = None, pid: int = 0, *, has_peers: bool = False) -> None:
-        self.coordinator = coordinator or Coordinator(1, time.monotonic)
-        self.pid = pid
-        super().__init__(None, has_peers=has_peers)  # type: ignore[arg-type]
-
-    def open(self, *changed: Callable[[], object]) -> None:
-        self._changed = changed
-        self.coordinator.join(self.pid, self._take)
-        self._repeat()
-
-    def _send(self) -> None:
-        self.coordinator.report(self.pid, self.status)
 
 
 async def turns(num: int = 12) -> None:

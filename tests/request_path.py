@@ -1,6 +1,6 @@
 """Request path: prints the files of service/ that one request of each form enters, in order (`make path`).
 
-A real service with one worker runs under a profile function in all threads and in the JSON helper process. A request's section
+A real service with one worker runs under a profile function in all threads. A request's section
 begins when its connection is accepted. Each form is sent several times with different lengths; a file counts if every
 section has it, which leaves out heartbeats and other background work.
 """
@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import json
 import os
-import socket
 import sys
 import tempfile
 import threading
@@ -34,8 +33,8 @@ LOG = "request_path_log"
 SECTIONS = 4
 WIDTH = 16
 BEGIN = ("http/listener.py", "_take")
-# Numbers enough for the helper process.
-KEY_ROWS = 10_000
+# Text enough for the thread that checks large bodies.
+KEY_ROWS = 15_000
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -68,19 +67,12 @@ FORMS = (
     Form("JSON", "/v1/layers/small/attend", "application/json"),
     Form("safetensors", "/v1/layers/small/attend", "application/vnd.safetensors"),
     Form("Open Inference", "/v2/models/small/infer", "application/json"),
-    Form("JSON parsed by the helper process", "/v1/layers/small/attend", "application/json", is_large=True),
+    Form("large JSON", "/v1/layers/small/attend", "application/json", is_large=True),
 )
 
 
 def plant() -> None:
-    """Profile every thread of a worker from here on, and its helper process."""
-    from service.api import json_parser
-
-    json_parser.JsonParser.__init__.__defaults__ = ((sys.executable, "-m", "tests.request_path", "helper"),)
-    _profile()
-
-
-def _profile() -> None:
+    """Profile every thread of a worker from here on."""
     log = os.open(json.loads(os.environ[VARIABLE])[LOG], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     @functools.cache
@@ -145,10 +137,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["helper"]:
-        from service.wire import json_process
-
-        _profile()
-        json_process.serve(socket.socket(fileno=0))
-    else:
-        main()
+    main()

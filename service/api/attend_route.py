@@ -6,11 +6,11 @@ Every form of a body becomes the same `CheckedRequest` and shares every later st
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 
 from service.api.reply import JSON, OCTET_STREAM, SAFETENSORS, Coding, answer_coding, answer_type, body_type, collected
-from service.api.request_body import joined
-from service.api.request_context import LayerRequests, RequestContext
+from service.api.request_context import RequestContext, SharedState
 from service.errors import BadRequest, LayerNotFound
 from service.http.asgi import Application, Receive, Scope, Send
 from service.http.request_parser import HeaderFields
@@ -40,47 +40,46 @@ ANSWER_CODINGS = (b"zstd", b"gzip")
 INFER_CODINGS = (b"gzip", b"deflate")
 
 
-def hot_endpoints(layer_requests: LayerRequests) -> dict[str, Application]:
+def hot_endpoints(shared: SharedState) -> dict[str, Application]:
     """Return the ASGI endpoint of each path."""
-    attend, infer = AttendRoute(layer_requests), InferRoute(layer_requests)
+    attend, infer = AttendRoute(shared), InferRoute(shared)
     return {ROUTE: attend, ATTENTION_ROUTE: attend, **dict.fromkeys(INFER_ROUTES, infer)}
 
 
 class AttendRoute:
     """The ASGI endpoint of `/v1`: attention through the layer that the path names, or without a layer."""
 
-    def __init__(self, layer_requests: LayerRequests) -> None:
-        self._layer_requests = layer_requests
-        limits = layer_requests.limits
+    def __init__(self, shared: SharedState) -> None:
+        self._shared = shared
+        limits = shared.limits
         self._templates = RequestTemplates(limits.request, limits.max_json_depth, limits.max_text_numbers)
 
-    async def __call__(self, scope: Scope, _: Receive, send: Send) -> None:
-        with RequestContext(self._layer_requests, scope, _find) as context:
-            limits, model = context.limits, context.layer
-            sent, wanted, coding = context.fields.make(_negotiated, limits.take_offers)
-            parts = await context.read(BODY_CODINGS, is_binary=sent == SAFETENSORS)
-
-            async def decode() -> CheckedRequest:
-                if sent == SAFETENSORS:
-                    body = joined(parts)
-                    is_long = has_long_header(body)
-                    checked = await context.checked(lambda: self._read_safetensors(body, model), is_long=is_long)
-                    return checked.holding(len(body))
-                # Bind no name to the text of a parsed body: a name would keep all of it in memory, beside the document.
-                document = await context.parsed(joined(parts))
-                return await context.checked(lambda: _checked(document, model, limits.request))
-
-            request = await context.decoded(decode)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with RequestContext(self._shared, scope, receive, _find) as context:
+            sent, wanted, coding = context.fields.make(_negotiated, context.limits.take_offers)
+            body = await context.read(BODY_CODINGS, is_binary=sent == SAFETENSORS)
+            request = await context.counted(await self._checked(context, sent, body))
+            del body  # the request's tensors hold what they need of it
             tensors, facts = await context.ask(request)
             is_json = wanted == JSON
             pieces = write_json(tensors, facts, request.form) if is_json else write_safetensors(tensors, facts)
             del request  # its tensors would stay until the answer is sent
             await context.send(send, [(b"content-type", wanted)], pieces, coding)
 
-    def _read_safetensors(self, body: bytearray, model: Served) -> CheckedRequest:
-        if isinstance(model, ServedLayer):
-            return self._templates.read(body, model.name, model.digest, model.spec)
-        limits = self._layer_requests.limits
+    async def _checked(self, context: RequestContext, sent: bytes, body: bytearray) -> CheckedRequest:
+        """Return the request in a body of the type that was sent."""
+        layer, limits = context.layer, context.limits.request
+        if sent == JSON:
+            document = await context.parsed(body)
+            return await context.run(_check, document, layer, limits)
+        read = functools.partial(self._read_safetensors, body, layer)
+        request = await (context.off_loop(read) if has_long_header(body) else context.run(read))
+        return request.holding(len(body))
+
+    def _read_safetensors(self, body: bytearray, layer: Served) -> CheckedRequest:
+        if isinstance(layer, ServedLayer):
+            return self._templates.read(body, layer.name, layer.digest, layer.spec)
+        limits = self._shared.limits
         document = parse_safetensors(body, max_depth=limits.max_json_depth, max_numbers=limits.max_text_numbers)
         return check_attention(document, limits.request)
 
@@ -103,25 +102,16 @@ class InferRoute:
     Inference-Header-Content-Length decides the body's form, not Content-Type: the protocol's clients send none, or octet-stream.
     """
 
-    def __init__(self, layer_requests: LayerRequests) -> None:
-        self._layer_requests = layer_requests
+    def __init__(self, shared: SharedState) -> None:
+        self._shared = shared
 
-    async def __call__(self, scope: Scope, _: Receive, send: Send) -> None:
-        with RequestContext(self._layer_requests, scope, find_model) as context:
-            limits, model = context.limits, context.layer
-            kind = InferAttentionRequest if isinstance(model, ServedAttention) else InferRequest
-            json_length, coding = context.fields.make(_inference_fields, limits.take_offers)
-            parts = await context.read(INFER_CODINGS, is_binary=json_length is not None)
-
-            async def decode() -> tuple[WantedAnswer, CheckedRequest]:
-                text, rest = split_inference(joined(parts), json_length)
-                parsed = await context.parsed(text)
-                del text  # it would stay in memory, beside the document
-                document, mask_params, wanted = read_inference(parsed, rest, kind)
-                request = await context.checked(lambda: _checked(document, model, limits.request, mask_params))
-                return wanted, request
-
-            wanted, request = await context.decoded(decode)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with RequestContext(self._shared, scope, receive, find_model) as context:
+            json_length, coding = context.fields.make(_inference_fields, context.limits.take_offers)
+            body = await context.read(INFER_CODINGS, is_binary=json_length is not None)
+            request, wanted = await self._checked(context, body, json_length)
+            request = await context.counted(request)
+            del body  # the request's tensors hold what they need of it
             context.shorten(wanted.timeout_s)
             tensors, facts = await context.ask(request)
             del request  # its tensors would stay until the answer is sent
@@ -134,6 +124,16 @@ class InferRoute:
             headers = [(b"content-type", OCTET_STREAM), length]
             await context.send(send, headers, [*head, *blobs], coding)
 
+    async def _checked(
+        self, context: RequestContext, body: bytearray, json_length: bytes | None
+    ) -> tuple[CheckedRequest, WantedAnswer]:
+        """Return the request in a body whose first `json_length` bytes, or all, are JSON."""
+        layer = context.layer
+        kind = InferAttentionRequest if isinstance(layer, ServedAttention) else InferRequest
+        text, rest = split_inference(body, json_length)
+        document, mask_params, wanted = read_inference(await context.parsed(text), rest, kind)
+        return await context.run(_check, document, layer, context.limits.request, mask_params), wanted
+
 
 def find_model(catalog: Catalog, path: Mapping[str, str]) -> Served:
     """Return the model that a path of Open Inference names; a layer is a model, and so is attention without a layer."""
@@ -142,12 +142,12 @@ def find_model(catalog: Catalog, path: Mapping[str, str]) -> Served:
     return catalog.model(path["layer"])
 
 
-def _checked(
-    document: Mapping[str, object], model: Served, limits: RequestLimits, mask_params: Sequence[str] = ()
+def _check(
+    document: Mapping[str, object], layer: Served, limits: RequestLimits, mask_params: Sequence[str] = ()
 ) -> CheckedRequest:
-    if isinstance(model, ServedAttention):
+    if isinstance(layer, ServedAttention):
         return check_attention(document, limits, mask_params)
-    return check_request(document, model.name, model.spec, limits, mask_params)
+    return check_request(document, layer.name, layer.spec, limits, mask_params)
 
 
 def _inference_fields(fields: HeaderFields, take_offers: bool) -> tuple[bytes | None, Coding | None]:

@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from random import getrandbits
 from typing import NoReturn, Protocol
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.routing import BaseRoute, Match, Route
+from starlette.routing import BaseRoute, Match, Mount, Route
 
 from service.api.auth.access import METRICS, OPEN, Access
 from service.api.problems import is_inference, render
@@ -115,6 +116,7 @@ def record_of(scope: Scope) -> RequestRecord:
 
 # Cached paths of POST requests. Matching a path again costs as much as writing the answer's head.
 NUM_CACHED = 256
+_NOT_FOUND = "nothing is served at that path; GET /openapi.json lists what is"
 # On every answer: no-store, because it is about the client's own tensors, and nosniff, because its declared type is right.
 _FIXED_HEADERS = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
 # A client may cache a document if it revalidates it each time.
@@ -123,6 +125,8 @@ _DOCUMENT_HEADERS = [(b"cache-control", b"no-cache"), (b"x-content-type-options"
 
 async def raise_again(_: Request, error: Exception) -> NoReturn:
     """Handle every exception for Starlette: it must not answer errors, because the outer middleware does."""
+    if isinstance(error, HTTPException) and error.status_code == 404:  # noqa: PLR2004 (a mount has no such file)
+        raise RouteNotFound(_NOT_FOUND) from None
     raise error
 
 
@@ -217,8 +221,11 @@ class OuterMiddleware:
 
     def _template(self, scope: Scope) -> str | None:
         """Return the path template of the request's route; None if no route takes its path and method."""
-        found = (route.path.rstrip("/") or "/" for route in self._routes if route.matches(scope)[0] is Match.FULL)
-        return next(found, None)
+        method = scope["method"]
+        for route in self._routes:
+            if (isinstance(route, Route) or method == "GET") and route.matches(scope)[0] is Match.FULL:
+                return route.path.rstrip("/") or "/"
+        return None
 
     async def _problem(self, raised: Exception, send: Send, record: RequestRecord) -> None:
         error = raised
@@ -240,10 +247,12 @@ class OuterMiddleware:
 
     def _allowed(self, scope: Scope) -> str:
         """Return the Allow header of this path; raise RouteNotFound if it has no route."""
-        found = (route.methods or set() for route in self._routes if route.matches(scope)[0] is not Match.NONE)
-        methods = set[str]().union(*found)
+        found = (route for route in self._routes if route.matches(scope)[0] is not Match.NONE)
+        methods = set[str]().union(
+            *[(route.methods or ()) if isinstance(route, Route) else ("GET",) for route in found]
+        )
         if not methods:
-            raise RouteNotFound("nothing is served at that path; GET /openapi.json lists what is")
+            raise RouteNotFound(_NOT_FOUND)
         if "GET" in methods:
             methods.add("HEAD")
         return ", ".join(sorted(methods | {"OPTIONS"}))
@@ -258,13 +267,13 @@ def _hot_route(hot: Sequence[Route], path: str) -> tuple[Route, Scope] | None:
     return None
 
 
-def _flat(routes: Iterable[BaseRoute]) -> Iterator[Route]:
-    """Yield the routes with those of included routers, each of which FastAPI keeps as a route."""
+def _flat(routes: Iterable[BaseRoute]) -> Iterator[Route | Mount]:
+    """Yield the routes with those of included routers, each of which FastAPI keeps as a route; a mount has files, for GET."""
     for route in routes:
         included = getattr(route, "original_router", None)
         if included is not None:
             yield from _flat(included.routes)
-        elif isinstance(route, Route):
+        elif isinstance(route, Route | Mount):
             yield route
 
 

@@ -22,8 +22,7 @@ from service.errors import (
     ServiceError,
     UnsupportedContentEncoding,
 )
-from service.http.asgi import ClientGone
-from service.http.cycle import Cycle
+from service.http.asgi import ClientGone, RequestCycle
 from service.http.request_parser import HeaderFields
 
 Part = bytes | bytearray | memoryview
@@ -45,7 +44,9 @@ ZSTD_HEADER_BYTES = 18
 RunOffLoop = Callable[[Callable[[], list[bytes]]], Awaitable[list[bytes]]]
 
 
-async def read_body(cycle: Cycle, max_bytes: int, timeout_s: float, reserve: Callable[[int], object]) -> list[Part]:
+async def read_body(
+    cycle: RequestCycle, max_bytes: int, timeout_s: float, reserve: Callable[[int], object]
+) -> list[Part]:
     """Return the whole body in parts, as sent.
 
     `reserve` is called with each number of bytes as they arrive, and raises QueueFull. Raises BodyTooLarge, ClientTimeout or

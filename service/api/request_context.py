@@ -1,58 +1,53 @@
 """Request context: one attention request from its headers to its sent answer, with its deadline, its times and its bytes.
 
 Invariants: the deadline starts when the body has arrived and covers decompressing, decoding, waiting and computing. From then on
-a disconnect ends the request at once, while its answer is sent at the next write. Large bodies are decoded one after another. One
-that would be late is refused before it is read if its length is announced. Every reported time (log line, answer, Server-Timing)
-comes from here.
+a disconnect ends the request at once, while its answer is sent at the next write. Large bodies are parsed and checked one after
+another, in one thread; the others on the event loop, where no text takes longer than 20 ms. A request that its lane would refuse
+is refused before its body is read if the length is announced. Every reported time (log line, answer, Server-Timing) comes from
+here.
 
 Byte budgets limit the bytes that requests hold in this process and that no other limit counts: bodies until they are decoded, and
 answers until they are sent. All reservations together never exceed the budget. A reservation may hold at most as much as it
 leaves free (dynamic thresholds, Choudhury and Hahne 1998), so large requests are refused first and small ones still fit. If
 callers are distinguished, the reservations of one caller together are bounded in the same way. A request frees its bytes at the
-latest when it ends, however it ends; only a body that the helper process still parses keeps them, and its place, until then.
+latest when it ends, however it ends.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, ParamSpec, Protocol, Self, TypeVar
 
 import torch
 
-from service.api.json_parser import JsonParser
 from service.api.outer_middleware import milliseconds, record_of
 from service.api.reply import Coding, Headers, Piece, send_reply
-from service.api.request_body import Part, announced_body, decompressed, read_body
+from service.api.request_body import announced_body, decompressed, joined, read_body
 from service.attention.call import Answer
 from service.attention.engine import LayerCall
 from service.batching.batcher import Batcher
-from service.batching.decoding_queue import DecodingQueue
 from service.batching.job import NOTHING, Cost
 from service.batching.policy import BatchLimits, size_class
 from service.errors import CostLimit, DeadlineExceeded, Draining, InvalidInput, NotReady, QueueFull
-from service.http.asgi import CYCLE, KEY_DIGEST, ClientGone, Scope, Send
-from service.http.cycle import Cycle
+from service.http.asgi import CYCLE, KEY_DIGEST, ClientGone, Receive, RequestCycle, Scope, Send
+from service.http.receive_cycle import ReceiveCycle
 from service.http.request_parser import HeaderFields, fields_of
 from service.layers.catalog import Catalog, Served
 from service.wire.attend_request import AnswerFacts, CheckedRequest, RequestLimits
-from service.wire.json_document import parse, parse_s
+from service.wire.json_document import parse
 
+P = ParamSpec("P")
 R = TypeVar("R")
 # Returns what a request is for, given the served layers and the parameters of its path.
 Find = Callable[[Catalog, Mapping[str, str]], Served]
 
 _SERVER_TIMING = b"decode;dur=%.3f, queue;dur=%.3f, compute;dur=%.3f, total;dur=%.3f"
-# A body that takes longer, by `parse_s`, is parsed by the helper process instead of on the event loop.
-MAX_HERE_S = 0.008
 # How much one request counts in what a byte of such bodies takes.
 LEARNT_SHARE = 1 / 8
-# Shorter text is decoded on the event loop in about a millisecond, or else takes its turn when it needs the helper process.
-QUEUED_TEXT_BYTES = 256 * 1024
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -105,7 +100,8 @@ class Reservation:
         budget = self._budget
         own = num_bytes + (self._num_bytes if self._caller is None else budget.by_caller.get(self._caller, 0))
         left = budget.max_bytes - budget.num_bytes - num_bytes
-        # It leaves as much as it holds, and a fifth of the budget, unless it is small: many medium ones do not fill all memory.
+        # At least `own` bytes must stay free, and a fifth of the budget, or 16 times `own` where that is less. So medium bodies,
+        # however many, do not fill the budget, and small ones still fit.
         if num_bytes and left < max(own, min(budget.max_bytes // 5, 16 * own)):
             held = budget.num_bytes
             self.release()
@@ -132,34 +128,33 @@ class Reservation:
 class RequestContext:
     """Made when the headers have arrived; use it in a `with` block, which frees its reserved bytes in every case."""
 
-    def __init__(self, requests: LayerRequests, scope: Scope, find: Find) -> None:
-        """Take the layer that `find` returns; raise what it raises, NotReady, or Draining after `LayerRequests.close`."""
-        if requests.is_closed:
+    def __init__(self, shared: SharedState, scope: Scope, receive: Receive, find: Find) -> None:
+        """Take the layer that `find` returns; raise what it raises, NotReady, or Draining after `SharedState.close`."""
+        if shared.is_closed:
             raise Draining("the service is shutting down and accepts no new requests")
-        self.layer = find(requests.catalog, scope["path_params"])
-        self._requests = requests
-        self.limits = requests.limits
+        self.layer = find(shared.catalog, scope["path_params"])
+        self._shared = shared
+        self.limits = shared.limits
         self.fields = fields_of(scope)
         self._key = scope.get(KEY_DIGEST)
-        self._body_bytes = Reservation(requests.intake, self._key)
-        self._answer_bytes = Reservation(requests.answers, self._key)
+        self._body_bytes = Reservation(shared.intake, self._key)
+        self._answer_bytes = Reservation(shared.answers, self._key)
         self._task: asyncio.Task[Any] | None = None
         self._end: Callable[[], Exception] | None = None
         self.record = record_of(scope)
         self.record.layer = self.layer.name
-        self._cycle: Cycle = scope[CYCLE]
+        self._cycle: RequestCycle = scope.get(CYCLE) or ReceiveCycle(receive)
         self._timeout_s = self.limits.timeout_s
         self._complete = self._answered = 0.0
         self._is_binary = False
-        self._turn: contextlib.AsyncExitStack | None = None  # the place of a large body in the decoding queue
 
     def __enter__(self) -> Self:
         self._task = asyncio.current_task()
-        self._requests.opened.add(self)
+        self._shared.opened.add(self)
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        self._requests.opened.discard(self)
+        self._shared.opened.discard(self)
         self._cycle.on_disconnect(None)
         self._body_bytes.release()
         self._answer_bytes.release()
@@ -179,10 +174,10 @@ class RequestContext:
         if timeout_s is not None:
             self._timeout_s = min(self._timeout_s, timeout_s)
 
-    async def read(self, codings: tuple[bytes, ...], *, is_binary: bool) -> list[Part]:
-        """Return the parts of the whole body, decompressed; from its arrival until `send` begins, a disconnect ends the request.
+    async def read(self, codings: tuple[bytes, ...], *, is_binary: bool) -> bytearray:
+        """Return the whole body, decompressed; from its arrival until `send` begins, a disconnect ends the request.
 
-        Under overload a body is refused: before it is read if its length is announced and it is not compressed, else afterwards.
+        Under overload a body whose length is announced, and which is not compressed, is refused before it is read.
         """
         self._is_binary = is_binary
         limits, reserve = self.limits, self._body_bytes.grow
@@ -190,20 +185,18 @@ class RequestContext:
         asked_s = self.fields.make(_asked_timeout_s)
         self.shorten(asked_s or None)
         self._check_lane(num_announced if coding is None else 0)
-        self._check_bodies(num_announced)
         parts = await read_body(self._cycle, limits.max_body_bytes, limits.body_timeout_s, reserve)
-        self._complete = self._requests.now()
+        self._complete = self._shared.now()
         self.record.receive_s, self.record.stage = self._complete - self.record.started, "decoding"
         self._cycle.on_disconnect(lambda: self.cancel(ClientGone))
         if coding is not None:
-            work = decompressed(parts, coding, limits.max_body_bytes, reserve, self._requests.run_off_loop)
+            work = decompressed(parts, coding, limits.max_body_bytes, reserve, self._shared.run_off_loop)
             parts = await self._within_deadline("was decompressed", work)
-        if asked_s == 0:  # reported after the body's size and coding, however long the queue is
+        if asked_s == 0:  # reported after the body's size and coding
             raise InvalidInput("X-Request-Timeout-Ms must be a whole number of milliseconds, at least 1")
-        self.record.bytes_in = sum(map(len, parts))
-        self._check_bodies(self.record.bytes_in)
-        self._check_lane(self.record.bytes_in)
-        return parts
+        body = joined(parts)
+        self.record.bytes_in = len(body)
+        return body
 
     async def _within_deadline(self, doing: str, work: Coroutine[Any, Any, R]) -> R:
         """Return the result of `work`; at the deadline raise DeadlineExceeded, whose message says that the body `doing`."""
@@ -214,68 +207,43 @@ class RequestContext:
         except TimeoutError:
             raise DeadlineExceeded(f"the deadline passed while the body {doing}") from None
 
-    def _waits_its_turn(self, num_bytes: int) -> bool:
-        """Return whether a body of this size waits until earlier bodies are decoded."""
-        return num_bytes >= (self.limits.off_loop_bytes if self._is_binary else QUEUED_TEXT_BYTES)
+    async def run(self, work: Callable[P, R], *args: P.args, **named: P.kwargs) -> R:
+        """Return what `work` returns; for a large body it runs in the thread, after that of earlier ones."""
+        if self.record.bytes_in < self.limits.off_loop_bytes:
+            return work(*args, **named)
+        return await self.off_loop(functools.partial(work, *args, **named))
 
-    def _check_bodies(self, num_bytes: int) -> None:
-        if self._waits_its_turn(num_bytes):
-            self._requests.bodies.check(num_bytes, self._timeout_s, self.limits.timeout_s, is_binary=self._is_binary)
+    async def off_loop(self, work: Callable[[], R]) -> R:
+        """Return what `work` returns, run in the thread; the deadline ends the wait for it."""
+        doing = "was parsed and checked, or waited for the bodies before it"
+        return await self._within_deadline(doing, self._shared.run_off_loop(work))
 
-    async def decoded(self, decode: Callable[[], Coroutine[Any, Any, R]]) -> R:
-        """Return the result of `decode`, which decodes the body; a large body waits for the large ones before it."""
-        if not self._waits_its_turn(self.record.bytes_in):
-            result = await decode()
-        else:
-            work = self._decoded_in_turn(decode)
-            result = await self._within_deadline("was decoded or waited to be decoded", work)
+    async def parsed(self, text: bytearray) -> dict[str, Any]:
+        """Return the JSON object in `text`, and empty it: the memory must not hold the text beside the document."""
+        limits = self.limits
+        document = await self.run(parse, text, max_depth=limits.max_json_depth, max_numbers=limits.max_text_numbers)
+        text.clear()
+        return document
+
+    async def counted(self, request: CheckedRequest) -> CheckedRequest:
+        """Return the checked request with its masked rows counted, in the thread if that takes long; free the body's bytes."""
+        if not request.is_counted:
+            request = await self.off_loop(request.counted)
         self._body_bytes.release()
         self.record.decode_s, self.record.stage = self._elapsed_s(), "queued"
-        return result
-
-    async def _decoded_in_turn(self, decode: Callable[[], Coroutine[Any, Any, R]]) -> R:
-        async with contextlib.AsyncExitStack() as self._turn:
-            turn = self._requests.bodies.decoding(self.record.bytes_in, is_binary=self._is_binary)
-            await self._turn.enter_async_context(turn)
-            return await decode()
-
-    async def parsed(self, text: bytes | bytearray) -> dict[str, Any]:
-        """Return the JSON object in `text`, parsed on the event loop or, if that takes long, by the helper process."""
-        if parse_s(text) <= MAX_HERE_S:
-            return parse(text, max_depth=self.limits.max_json_depth, max_numbers=self.limits.max_text_numbers)
-        ask = functools.partial(self._requests.parser.parse, text, self._leave)
-        work = self._decoded_in_turn(ask) if self._turn is None else ask()
-        return await self._within_deadline("was parsed or waited to be parsed", work)
-
-    def _leave(self, exchange: asyncio.Future[Any]) -> None:
-        """Keep the body's bytes and its place in the decoding queue, after this request's end, until `exchange` has ended."""
-        kept = self._turn.pop_all() if self._turn is not None else contextlib.AsyncExitStack()
-        kept.callback(self._body_bytes.release)
-        self._body_bytes = Reservation(self._requests.intake, self._key)
-        exchange.add_done_callback(lambda _: asyncio.ensure_future(kept.aclose()))
-
-    async def checked(self, check: Callable[[], CheckedRequest], *, is_long: bool = False) -> CheckedRequest:
-        """Return the request that `check` returns; checks of large bodies run in a thread, and others that are long."""
-        is_long = is_long or self.record.bytes_in >= self.limits.off_loop_bytes
-        request = await self._requests.run_off_loop(check) if is_long else check()
-        if request.is_counted:
-            return request
-        work = self._requests.run_off_loop(request.counted)
-        return await self._within_deadline("was checked or waited to be checked", work)
+        return request
 
     def _check_lane(self, num_bytes: int) -> None:
-        """Raise what the batcher would raise for a request of about this size (0: unknown), which saves reading or decoding it.
+        """Raise what the batcher would raise for a request of about this size (0: unknown), which saves reading its body.
 
-        Its tokens, and the flops of bodies that wait to be decoded, are estimated from bytes, at the ratios of the last
-        requests; without any it is not refused. If they name another lane, it may be refused although its own lane takes it, or
-        be decoded and then refused.
+        Tokens are estimated from bytes, at the ratio of the last requests for the layer. The estimate may name another lane: then
+        this request is refused although its own lane would take it, or read and refused by `ask`.
         """
-        batcher, per_byte = self._requests.batcher, self._requests.per_byte
+        batcher = self._shared.batcher
         batcher.check_open(self._key)
-        if num_bytes and batcher.is_congested and (each := per_byte.get((self.layer.name, self._is_binary))):
-            tokens_each, flops_each = each
-            lane = self._lane(NOTHING._replace(tokens=int(num_bytes * tokens_each)))
-            batcher.check_lane(lane, self._key, int(self._requests.bodies.num_bytes * flops_each))
+        tokens_each = self._shared.tokens_per_byte.get((self.layer.name, self._is_binary))
+        if num_bytes and batcher.is_congested and tokens_each is not None:
+            batcher.check_lane(self._lane(NOTHING._replace(tokens=int(num_bytes * tokens_each))), self._key)
 
     def _lane(self, cost: Cost, *, is_float64: bool = False) -> Hashable:
         """Return the lane. The digest separates a layer from its replacement, because both may have requests waiting."""
@@ -289,21 +257,21 @@ class RequestContext:
         call, cost, layer, record = request.call, request.cost, self.layer, self.record
         record.tokens = cost.tokens
         # No reservation can ever hold more than half of the budget.
-        num_bytes, most = cost.weights_bytes + layer.output_bytes(call), self._requests.answers.max_bytes // 2
+        num_bytes, most = cost.weights_bytes + layer.output_bytes(call), self._shared.answers.max_bytes // 2
         if num_bytes > most:
             raise CostLimit(
                 f"the answer would have {num_bytes:,} bytes, expected at most {most:,} (half of ATTENTION_QUEUE_BYTES, "
                 "or twice the largest body and weights if that is more); send fewer sequences, or ask for fewer weights"
             )
         self._answer_bytes.grow(num_bytes)
-        self._requests.note_cost((layer.name, self._is_binary), cost, record.bytes_in)
+        self._shared.note_cost((layer.name, self._is_binary), cost, record.bytes_in)
         work, deadline = LayerCall(layer.loaded, call), self._complete + self._timeout_s
         lane = self._lane(cost, is_float64=work.is_float64)
         own = self._complete + self.limits.timeout_s
-        outcome = await self._requests.batcher.submit(work, lane, cost, deadline, self._key, own_deadline=own)
+        outcome = await self._shared.batcher.submit(work, lane, cost, deadline, self._key, own_deadline=own)
         record.batch, record.queue_s, record.compute_s = outcome.batch, outcome.queue_s, outcome.compute_s
         record.masked_rows, record.stage = request.masked_rows, "sending"
-        self._answered = self._requests.now()
+        self._answered = self._shared.now()
         facts = AnswerFacts(request.masked_rows, layer.name, layer.digest, outcome.batch, self._timing_ms)
         return request.tensors(outcome.result), facts
 
@@ -312,7 +280,7 @@ class RequestContext:
         self._cycle.on_disconnect(None)
         timing = b"server-timing", _SERVER_TIMING % tuple([seconds * 1000 for seconds in self._phases_s()])
         await send_reply(send, [*headers, timing], pieces, coding)
-        self.record.encode_s = self._requests.now() - self._answered
+        self.record.encode_s = self._shared.now() - self._answered
 
     def _timing_ms(self) -> dict[str, float]:
         return dict(zip(("decode", "queue", "compute", "total"), map(milliseconds, self._phases_s()), strict=True))
@@ -323,7 +291,7 @@ class RequestContext:
         return record.decode_s or 0.0, record.queue_s or 0.0, record.compute_s or 0.0, self._elapsed_s()
 
     def _elapsed_s(self) -> float:
-        return self._requests.now() - self._complete
+        return self._shared.now() - self._complete
 
 
 def _asked_timeout_s(fields: HeaderFields) -> float | None:
@@ -341,7 +309,7 @@ class Layers(Protocol):
     catalog: Catalog | None
 
 
-class LayerRequests:
+class SharedState:
     """What all requests of a process share. `not_loaded` returns why `layers` has no catalog yet."""
 
     def __init__(
@@ -349,24 +317,21 @@ class LayerRequests:
         layers: Layers,
         not_loaded: Callable[[], str],
         batcher: Batcher[LayerCall, Answer],
-        bodies: DecodingQueue,
         limits: RequestContextLimits,
         now: Callable[[], float],
     ) -> None:
         self._layers = layers
         self._not_loaded = not_loaded
         self.batcher = batcher
-        self.bodies = bodies
         self.limits = limits
-        self.parser = JsonParser(limits.max_json_depth, limits.max_text_numbers)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checking")
         self.now = now
         self.intake = ByteBudget(limits.intake_bytes, "bodies are being received and decoded")
         self.answers = ByteBudget(limits.answer_bytes, "answers are being computed and sent")
         self.is_closed = False
         self.opened: set[RequestContext] = set()
-        self.per_byte: dict[tuple[str, bool], tuple[float, float]] = {}
-        """Tokens and flops of a byte in the last bodies, by layer and whether the bodies are binary."""
+        self.tokens_per_byte: dict[tuple[str, bool], float] = {}
+        """Tokens of a byte in the last bodies, by layer and whether the bodies are binary."""
 
     @property
     def catalog(self) -> Catalog:
@@ -377,9 +342,9 @@ class LayerRequests:
 
     def note_cost(self, body_kind: tuple[str, bool], cost: Cost, num_bytes: int) -> None:
         """Record the cost of a request whose body had so many bytes."""
-        new = cost.tokens / num_bytes, cost.flops / num_bytes
-        old = self.per_byte.get(body_kind, new)
-        self.per_byte[body_kind] = old[0] + LEARNT_SHARE * (new[0] - old[0]), old[1] + LEARNT_SHARE * (new[1] - old[1])
+        new = cost.tokens / num_bytes
+        old = self.tokens_per_byte.get(body_kind, new)
+        self.tokens_per_byte[body_kind] = old + LEARNT_SHARE * (new - old)
 
     def close(self) -> None:
         """Open no new request; a request that is open continues to its answer."""
@@ -392,10 +357,9 @@ class LayerRequests:
                 context.cancel(lambda: Draining("the service shut down before the request finished"))
 
     async def run_off_loop(self, work: Callable[[], R]) -> R:
-        """Run `work` in the one thread for checks and decompression, after earlier work, and return its result."""
+        """Run `work` in the one thread for large bodies, after earlier work, and return its result."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     async def end(self) -> None:
-        """End the helper process and the thread; call this when no request waits for them any more."""
-        self.parser.close()
+        """End the thread; call this when no request waits for it any more."""
         await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)

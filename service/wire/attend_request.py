@@ -212,7 +212,7 @@ class CheckedRequest(NamedTuple):
     rejects_masked_rows: bool = False
     masked_rows: int = 0
     is_counted: bool = True
-    """Whether `masked_rows` is final. If not, `counted` is the last check."""
+    """False while the masked rows are not counted yet: `counted` does that, as the last check."""
 
     def tensors(self, answer: Answer) -> dict[str, torch.Tensor]:
         """Return the tensors of the answer by name, with the axes of the request.

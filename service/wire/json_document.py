@@ -1,10 +1,10 @@
 """JSON bodies: parses them to plain Python objects, with nested lists of numbers as NumPy arrays.
 
-simdjson parses first. Python's `json` then parses what simdjson rejects, because only it gives the position of a fault and takes
-integers of any size. Invariants: The module knows no fields. It accepts only strict JSON in UTF-8, without a byte order mark or
-duplicate keys, of limited depth, with an object at the top. Syntax errors come before every other error; only too many lists are
-refused before their depth and the keys of objects are read. Nothing here waits. `parse_s` estimates the time, so that the caller
-can choose where to parse.
+simdjson parses first. Python's `json` then parses short bodies that simdjson rejects, because only it gives the position of a
+fault and takes integers of any size. Invariants: The module knows no fields. It accepts only strict JSON in UTF-8, without a byte
+order mark or duplicate keys, of limited depth, with an object at the top. The limits on text are counted before a
+body is parsed, so that no body, legal or not, takes longer than 20 ms. Syntax errors come before every other error. Nothing here
+waits.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any, Literal, TypeAlias, Union, cast
 
 import numpy as np
+import numpy.typing as npt
 import simdjson
 
 from service.errors import BadJson, CostLimit, DuplicateKey, InvalidInput, JsonTooDeep, NonFinite
@@ -26,14 +27,8 @@ from service.wire.number_list import NumberList, at, nested_numbers
 
 Json: TypeAlias = Union[bool, int, float, str, "list[Json]", "dict[str, Json]", NumberList, None]
 
-MAX_TEXT_NUMBERS = 2**20
-"""A number as text takes several times the memory and the time of one in a tensor."""
-MAX_MEMBERS = 32_768
-"""Members of objects, and entries of lists that hold objects."""
-MAX_CHARACTERS = 2**20
-"""Characters in names, in strings up to LONG_STRING, and in integers from LONG_INTEGER on."""
-LONG_STRING = 1024
-LONG_INTEGER = 2**256
+MAX_TEXT_NUMBERS = 2**18
+"""The default of ATTENTION_MAX_TEXT_NUMBERS. Numbers in rows take 35 ns each; one body may take 20 ms of the event loop."""
 # An answer repeats a name that the caller sent only if it has this form.
 ECHOED = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,31}")
 # simdjson finds a member by linear search.
@@ -43,14 +38,20 @@ _SHORT = 64
 # So do flat lists of integers that float64 would round, up to as many as a request may have sequences: they may be offsets.
 _MAX_EXACT = 2**16
 _ROUNDED_FROM = 2**53
-# Seconds per byte, and per mark of a number (in Python's slower parser), list, member and object; measured on two cores, 2026.
-_BYTE_S = 1.2e-9
-_MARKS_S = {",": 6e-8, "[": 4e-7, ":": 6e-7, "{": 4e-6}
-# And per eight digits of a number from the 24th on: each parser takes long for such a number.
-_DIGITS_S = 1.3e-7
-_EIGHT_TRUE = int.from_bytes(b"\1" * 8)
-_FEW_BYTES = 2**18
-_COUNTED_BYTES = 4 * 2**20
+# Python's parser takes 20 times as long as simdjson: it reads bodies of at most one byte for each number that is allowed.
+_LEAST_SECOND_BYTES = 2**16
+# A body of at most this size is not counted: the slowest one, `{"a":{},…`, takes 6 ms.
+_FEW_BYTES = 2**14
+# One mark outside strings for so many numbers that are allowed, at least the third value; with the time that each takes.
+_MARKS = (
+    ("lists", "[", 16, 8192),  # 0.3 µs
+    ("objects", "{", 64, 1024),  # 1.7 µs
+    ("members of objects", ":", 32, 8192),  # 1 µs
+    ("values", ",", 0.9, 2**16),  # an element that is no number costs as much as one; `_Reader` counts the numbers
+)
+# Text of fewer bytes has too few numbers of 19 digits, which take 180 ns each.
+_FEW_DIGITS_BYTES = 5 * 2**18
+_BLOCK = 2**20
 
 
 class _NotForSimdjsonError(Exception):
@@ -70,13 +71,14 @@ class _Pairs(list[tuple[str, object]]):
 def parse(body: bytes | bytearray, *, max_depth: int, max_numbers: int = MAX_TEXT_NUMBERS) -> dict[str, Json]:
     """Return the object in `body`; nested lists of numbers become NumberList, short flat ones and large integers stay lists.
 
-    Raises BadJson, JsonTooDeep, DuplicateKey for malformed JSON; then CostLimit for more than `max_numbers` numbers or lists,
-    NonFinite for a number beyond float64, InvalidInput for too many members and for a body that is not an object.
+    Raises CostLimit for text above a limit, each of which grows with `max_numbers`; BadJson, JsonTooDeep, DuplicateKey for
+    malformed JSON; NonFinite for a number beyond float64; InvalidInput for a body that is not an object.
     """
     if not body or body.startswith(codecs.BOM_UTF8):
         raise BadJson("the body starts with a byte order mark" if body else "the body is empty")
+    num_lists = _check_text(body, max_numbers)
     try:
-        document = _by_simdjson(body, max_depth, max_numbers)
+        document = _by_simdjson(body, max_depth, max_numbers, num_lists)
     except _NotForSimdjsonError:
         document = _by_python(body, max_depth, max_numbers)
     if not isinstance(document, dict):
@@ -84,27 +86,62 @@ def parse(body: bytes | bytearray, *, max_depth: int, max_numbers: int = MAX_TEX
     return document
 
 
-def parse_s(body: bytes | bytearray) -> float:
-    """Return an upper estimate of the seconds that `parse` takes; infinite for a body whose marks take long to count."""
-    if len(body) > _COUNTED_BYTES:
-        return math.inf
-    seconds = len(body) * _BYTE_S + sum(_count(body, mark) * seconds for mark, seconds in _MARKS_S.items())
-    return seconds + _count_digits(body) * _DIGITS_S if len(body) > _FEW_BYTES else seconds
+def _check(found: int, what: str, most: int, max_numbers: int) -> None:
+    if found > most:
+        setting = f"ATTENTION_MAX_TEXT_NUMBERS is {max_numbers:,}"
+        cheaper = "tensors in base64 or safetensors have no such limit"
+        raise CostLimit(f"the body has {found:,} {what}, expected at most {most:,} ({setting}); {cheaper}")
 
 
-def _count_digits(body: bytes | bytearray) -> int:
-    """Return how many groups of eight digits, counted from the body's start, follow two such groups."""
-    are_digits = np.frombuffer(body, np.uint8, len(body) // 8 * 8) - np.uint8(ord("0")) < np.uint8(10)
-    groups = are_digits.view(np.uint64) == _EIGHT_TRUE
-    return int(np.count_nonzero(groups[2:] & groups[1:-1] & groups[:-2]))
+def _check_text(body: bytes | bytearray, max_numbers: int) -> int:
+    """Raise CostLimit for text that would hold the event loop for long; return the number of lists."""
+    if len(body) <= _FEW_BYTES:
+        return body.count(b"[")  # those in strings count too
+    found_marks = np.flatnonzero(_bytes_of(body) == ord('"'))
+    _check(len(found_marks), "quotation marks", max(2**14, max_numbers // 3), max_numbers)
+    if b"\\" in body or not body.isascii():
+        text = _bytes_of(body)
+        num_escapes = int(np.count_nonzero((text == ord("\\")) | (text >= 128)))  # noqa: PLR2004 (not ASCII)
+        _check(num_escapes, "escaped or non-ASCII characters", max(2**16, 2 * max_numbers), max_numbers)
+    # With a quotation mark in a string, what is outside of strings is not clear, so everything counts.
+    marks = found_marks.tolist()
+    is_clear, most = b'\\"' not in body, max(2**20, 24 * max_numbers)
+    spans = list(zip([0, *marks[1::2]], [*marks[::2], len(body)], strict=False)) if is_clear else [(0, len(body))]
+    _check(sum([end - start for start, end in spans]), "bytes outside strings", most, max_numbers)
+    outside = b"".join([body[start:end] for start, end in spans])
+    for what, mark, numbers, least in _MARKS:
+        _check(_count(outside, mark), what, max(least, int(max_numbers / numbers)), max_numbers)
+    if len(outside) > _FEW_DIGITS_BYTES:
+        what, most = "digits beyond the 18th of a number", max(2**14, max_numbers // 8)
+        _check(_count_long_digits(outside), what, most, max_numbers)
+    return _count(outside, "[")
+
+
+def _bytes_of(body: bytes | bytearray) -> npt.NDArray[np.uint8]:
+    return np.frombuffer(body, np.uint8)
 
 
 def _count(body: bytes | bytearray, mark: str) -> int:
     """Like `bytes.count`, but in a third of the time if there are many."""
-    return int(np.count_nonzero(np.frombuffer(body, np.uint8) == ord(mark)))
+    return int(np.count_nonzero(_bytes_of(body) == ord(mark)))
 
 
-def _by_simdjson(body: bytes | bytearray, max_depth: int, max_numbers: int) -> Json:
+def _count_long_digits(body: bytes | bytearray) -> int:
+    """Return how many digits from 1 to 9 begin 19 digits or dots, which is about how many follow the 18th of a number.
+
+    simdjson takes five times as long for a number of 19 digits as for others, whose shortest form has at most 17.
+    """
+    found = 0
+    for start in range(0, len(body), _BLOCK):  # blocks, so that the arrays stay small
+        text = _bytes_of(body)[start : start + _BLOCK]
+        begins = (text - ord("0") < 10) | (text == ord("."))  # noqa: PLR2004
+        for step in (1, 2, 4, 8, 2, 1):  # 2, 4, 8, 16, 18, 19 in a row
+            begins = begins[:-step] & begins[step:]
+        found += int(np.count_nonzero(begins & (text[: len(begins)] - ord("1") < 9)))  # noqa: PLR2004
+    return found
+
+
+def _by_simdjson(body: bytes | bytearray, max_depth: int, max_numbers: int, num_lists: int) -> Json:
     try:
         root = simdjson.Parser().parse(body)
     except UnicodeDecodeError:
@@ -113,35 +150,25 @@ def _by_simdjson(body: bytes | bytearray, max_depth: int, max_numbers: int) -> J
         if str(error).startswith("DEPTH_ERROR"):
             raise JsonTooDeep("the body is nested too deep") from None
         raise _NotForSimdjsonError from None
-    num_lists = _count(body, "[")  # brackets in strings count too; base64 has none
-    _check_count(num_lists, max_numbers, "lists")
     reader = _Reader(max_depth, max_numbers)
     document = reader.value(root, 0)
     if reader.num_lists != num_lists:
         # Either the fast path missed a list among numbers, which simdjson flattens silently, or a string has a bracket.
         reader = _Reader(max_depth, max_numbers, uses_fast_path=False)
         document = reader.value(root, 0)
-    _check_count(reader.num_numbers, max_numbers, "numbers")
+    reader.check_numbers()
     return document
 
 
-def _check_count(found: int, most: int, what: str) -> None:
-    """Raise CostLimit if a document, whose syntax is valid, has too many numbers or lists."""
-    if found > most:
-        raise CostLimit(
-            f"the body has {found:,} {what} written as text, expected at most {most:,} (ATTENTION_MAX_TEXT_NUMBERS); "
-            "tensors in base64 or safetensors may have more"
-        )
-
-
 def _by_python(body: bytes | bytearray, max_depth: int, max_numbers: int) -> Json:
-    if max(_count(body, ","), _count(body, "[")) > max_numbers:  # so many Python objects would take hundreds of MiB
+    if len(body) > max(_LEAST_SECOND_BYTES, max_numbers):
         rare = "an integer beyond 64 bits, a number beyond float64, an unpaired surrogate or an object of many members"
-        raise BadJson(f"the body is not valid JSON, or has more than {max_numbers:,} commas or lists and {rare}")
+        size = f"{len(body):,} bytes, which allow neither NaN nor {rare}"
+        raise BadJson(f"the body is not valid JSON, or too long for what it has: {size}")
     reader = _Reader(max_depth, max_numbers)
     found, constants = _decoded(body)
     document = reader.value(found, 0)
-    _check_count(reader.num_numbers, max_numbers, "numbers")
+    reader.check_numbers()
     if constants:
         raise _not_a_number(found, constants[0])
     # Python reads 1e999 as infinite. Large lists of numbers are checked when their field is known.
@@ -220,10 +247,14 @@ class _Reader:
         self._max_depth = max_depth
         self._max_numbers = max_numbers
         self._uses_fast_path = uses_fast_path
-        self._num_members = 0
-        self._num_characters = 0
+        self._num_entries = 0
+        self._num_slow = 0
         self.num_numbers = 0
         self.num_lists = 0
+
+    def check_numbers(self) -> None:
+        """Raise CostLimit if the document, whose syntax is valid, has too many numbers."""
+        _check(self.num_numbers, "numbers written as text", self._max_numbers, self._max_numbers)
 
     def value(self, found: object, depth: int) -> Json:
         """Convert `found`; `depth` counts the lists and objects around it."""
@@ -236,16 +267,11 @@ class _Reader:
             return self._object(found, depth)
         if isinstance(found, simdjson.Array | list):
             return self._list(found, depth)
-        self._count_characters(found)
         return found  # type: ignore[return-value]  # a scalar of JSON
 
     def _object(self, pairs: list[tuple[str, object]], depth: int) -> dict[str, Json]:
         self._check_depth(depth + 1)
-        self._count_members(len(pairs))
-        found = {}
-        for name, member in pairs:
-            self._count_characters(name)
-            found[name] = self.value(member, depth + 1)
+        found = {name: self.value(member, depth + 1) for name, member in pairs}
         if len(found) != len(pairs):
             raise DuplicateKey("an object of the body has a duplicate key")
         return found
@@ -261,7 +287,9 @@ class _Reader:
 
     def _list_of_objects(self, entries: simdjson.Array | list[object], depth: int) -> list[Json]:
         self.num_lists += 1
-        self._count_members(len(entries))
+        self._num_entries += len(entries)
+        most = max(8192, self._max_numbers // 32)
+        _check(self._num_entries, "entries in lists of objects", most, self._max_numbers)
         return [self.value(entry, depth + 1) for entry in entries]
 
     def _array(self, array: simdjson.Array, depth: int) -> Json:
@@ -302,35 +330,21 @@ class _Reader:
                 if list in kinds:
                     inner += [entry for entry in row if type(entry) is list]
             num_values += sum(map(len, level)) - len(inner)
+            what = "elements of lists that do not have only numbers, in rows of one length"
+            _check(self._num_slow + num_values, what, max(2**14, self._max_numbers // 3), self._max_numbers)
             depth += 1
             self._check_depth(depth)
             level = inner
         self.num_lists += num_lists
         self.num_numbers += num_values
+        self._num_slow += num_values
         if num_lists == 1 and (len(whole) <= _SHORT or _are_rounded(whole)):
-            for entry in whole:
-                self._count_characters(entry)
             return whole  # type: ignore[return-value]  # scalars of JSON
         return nested_numbers(whole) if self.num_numbers <= self._max_numbers else []
 
     def _check_depth(self, depth: int) -> None:
         if depth > self._max_depth:
             raise JsonTooDeep(f"the body is nested deeper than {self._max_depth} levels")
-
-    def _count_members(self, num_members: int) -> None:
-        self._num_members += num_members
-        if self._num_members > MAX_MEMBERS:
-            raise InvalidInput(f"the body has more than {MAX_MEMBERS:,} members and entries besides its numbers")
-
-    def _count_characters(self, found: object) -> None:
-        """Count the characters of a short string or a long integer: after the helper process, the worker reads them again."""
-        if isinstance(found, str):
-            self._num_characters += len(found) if len(found) <= LONG_STRING else 0
-        elif isinstance(found, int) and not -LONG_INTEGER < found < LONG_INTEGER:
-            self._num_characters += found.bit_length() * 3 // 10
-        if self._num_characters > MAX_CHARACTERS:
-            words = "characters in names, short strings and long integers"
-            raise InvalidInput(f"the body has more than {MAX_CHARACTERS:,} {words}")
 
 
 def _are_rounded(entries: list[object]) -> bool:

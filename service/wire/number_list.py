@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ NO_VALUES = np.empty(0)
 _OVERFLOW = 2**1024 - 2**970  # the least integer that rounds to no float64
 OTHER_SHAPE = "a list or a number of another shape"
 
+_KINDS = {int, float, bool, str}
 _NAMES: dict[type, str] = {type(None): "null", dict: "an object", str: "a string"}
 
 
@@ -71,11 +72,11 @@ def nested_numbers(nested: object) -> NumberList:
     if list in kinds:  # some items are lists and others are not
         return _irregular(next(i for i, item in enumerate(items) if isinstance(item, list)), shape)
     first_boolean = next((i for i, item in enumerate(items) if isinstance(item, bool)), None) if bool in kinds else None
-    first_minus_inf = next((i for i, item in enumerate(items) if item == "-inf"), None) if str in kinds else None
-    values = _floats(items) if kinds <= {int, float, bool, str} else None
+    first_minus_inf = items.index("-inf") if str in kinds and "-inf" in items else None
+    values = _floats(items, has_strings=str in kinds) if kinds <= _KINDS else None
     if values is not None:
         return NumberList(values, tuple(shape), float not in kinds, first_boolean, first_minus_inf)
-    position = next(i for i, item in enumerate(items) if not _is_number(item))
+    position = _first_fault(items, kinds)
     fault = Fault(index_of(position, shape), _NAMES.get(type(items[position]), BEYOND_FLOAT64))
     return NumberList(NO_VALUES, tuple(shape), True, first_boolean, first_minus_inf, fault)
 
@@ -84,16 +85,27 @@ def _irregular(position: int, shape: Sequence[int]) -> NumberList:
     return NumberList(NO_VALUES, (), fault=Fault(index_of(position, shape), OTHER_SHAPE))
 
 
-def _floats(items: Sequence[object]) -> Float64s | None:
+def _floats(items: Sequence[object], *, has_strings: bool) -> Float64s | None:
     """Return float64 values; None if an item is a string other than "-inf" or is beyond float64."""
-    numbers = [-math.inf if item == "-inf" else item for item in items] if "-inf" in items else items
-    if str in set(map(type, numbers)):  # NumPy would parse it as a number
+    minus_inf: dict[object, object] = {"-inf": -math.inf}
+    numbers: Sequence[Any] = list(map(minus_inf.get, items, items)) if has_strings else items
+    if has_strings and str in set(map(type, numbers)):  # NumPy would parse it as a number
         return None
     try:
         values = np.array(numbers, dtype=np.float64)
     except OverflowError:
         return None
-    return values if np.count_nonzero(~np.isfinite(values)) == items.count("-inf") else None
+    num_minus_inf = items.count("-inf") if has_strings else 0
+    return values if np.count_nonzero(~np.isfinite(values)) == num_minus_inf else None
+
+
+def _first_fault(items: Sequence[object], kinds: set[type]) -> int:
+    """Return the position of the first item that is no number; one of another type is found in half of the time."""
+    others = kinds - _KINDS
+    last = next((i for i, item in enumerate(items) if type(item) in others), len(items)) if others else len(items)
+    if kinds <= others | {bool}:
+        return last
+    return next((i for i, item in enumerate(itertools.islice(items, last)) if not _is_number(item)), last)
 
 
 def at(index: tuple[int, ...]) -> str:

@@ -228,7 +228,7 @@ def _to_floats(numbers: NumberList, field: TensorField, dtype: torch.dtype) -> V
     """Return the numbers rounded to the dtype; raises NonFinite for one beyond its range."""
     values = numbers.values
     if dtype == torch.float64:
-        return values.copy()  # simdjson's is read-only; the helper process's may be unaligned, and holds its answer
+        return values.copy()  # simdjson's is read-only
     with np.errstate(over="ignore", under="ignore"):
         stored = _bfloat16_bits(values) if dtype == torch.bfloat16 else values.astype(BY_TORCH[dtype].stored)
     bits, (infinity, minus_infinity) = stored.view(_UNSIGNED[dtype.itemsize]), _INFINITIES[dtype]

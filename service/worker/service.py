@@ -22,7 +22,7 @@ import torch
 
 from service.api.auth.key_ring import KeyFile
 from service.api.outer_middleware import LayerTotals
-from service.api.request_context import LayerRequests
+from service.api.request_context import SharedState
 from service.api.routes import LayerAnswer, LayerLimits, NumericsAnswer
 from service.api.shared_work import Throttle
 from service.attention.call import Answer
@@ -30,7 +30,6 @@ from service.attention.engine import Engine, EngineOptions, LayerCall, fingerpri
 from service.attention.heap import BUSY_GROWTH_BYTES, IDLE_GROWTH_BYTES, OVERLOAD_GROWTH_BYTES, Heap
 from service.attention.spec import LayerSpec
 from service.batching.batcher import Batcher
-from service.batching.decoding_queue import DecodingQueue
 from service.batching.engine_protocol import STUCK_CHECKS
 from service.errors import EngineDown, ServiceError
 from service.layers.catalog import Catalog, ServedLayer
@@ -93,11 +92,10 @@ class Service:
         long_s = LONG_S if options.device.type == "cpu" else math.inf
         batching, limits = batch_limits(settings), queue_limits(settings, long_s)
         self.batcher: Batcher[LayerCall, Answer] = Batcher(self.engine, batching, limits, LoopClock(), telemetry)
-        bodies = DecodingQueue(LoopClock(), limits.standing_wait_s)
         store = Store(settings.layers_dir, settings.max_layer_bytes)
         self._registry = registry = LayerRegistry(store, self.engine, telemetry)
-        self.layer_requests = LayerRequests(
-            registry, lambda: self.readiness.reason, self.batcher, bodies, context_limits(settings), time.monotonic
+        self.shared = SharedState(
+            registry, lambda: self.readiness.reason, self.batcher, context_limits(settings), time.monotonic
         )
         self._heap = Heap()
         self.numerics = fingerprint(options)
@@ -118,7 +116,7 @@ class Service:
     @property
     def catalog(self) -> Catalog:
         """The served layers; raises NotReady until all are loaded and checked."""
-        return self.layer_requests.catalog
+        return self.shared.catalog
 
     async def start(self) -> None:
         """Start the tasks; return before the layers are loaded, but after the API keys are read."""
@@ -146,12 +144,12 @@ class Service:
 
     def stop_admitting(self) -> None:
         """Refuse new requests, because the listener closes; accepted requests are still answered."""
-        self.layer_requests.close()
+        self.shared.close()
 
     def settle(self) -> None:
         """Refuse every request that still waits, because the grace is over."""
         self.batcher.give_up()
-        self.layer_requests.settle()
+        self.shared.settle()
 
     async def stop(self) -> None:
         """Finish admitted jobs within `shutdown_grace_s` and fail the rest; then end the tasks, the threads and the engine."""
@@ -167,7 +165,7 @@ class Service:
         self.rendering.shutdown(wait=False)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
-                await self.layer_requests.end()
+                await self.shared.end()
                 self._is_over = await asyncio.to_thread(self.engine.close, CLOSE_S)
 
     def describe(self, served: ServedLayer) -> LayerAnswer:
@@ -228,7 +226,7 @@ class Service:
         while self.batcher.is_alive:
             await self.readiness.probe()
             self._heartbeat()
-            is_busy = self.batcher.num_queued or self.batcher.num_running or self.layer_requests.intake.num_bytes
+            is_busy = self.batcher.num_queued or self.batcher.num_running or self.shared.intake.num_bytes
             await asyncio.to_thread(self._heap.give_back, BUSY_GROWTH_BYTES if is_busy else IDLE_GROWTH_BYTES)
             self._reconciler.check()
             for _ in range(NUM_LOOKS):

@@ -7,7 +7,7 @@ from tests.request_path import paths
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
 # Aims: 40 for JSON, 32 for safetensors. The figures are what there is; a commit of its own raises one, with its reason.
-MAX_FILES = {"JSON": 36, "safetensors": 33, "Open Inference": 34, "JSON parsed by the helper process": 38}
+MAX_FILES = {"JSON": 35, "safetensors": 32, "Open Inference": 33, "large JSON": 35}
 
 
 @pytest.mark.long
@@ -18,4 +18,3 @@ def test_a_request_enters_few_files():
         assert "http/connection.py" in files
         assert "attention/layer.py" in files
         assert len(files) <= MAX_FILES[name], files
-    assert "wire/json_process.py" in found["JSON parsed by the helper process"]

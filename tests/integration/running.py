@@ -23,10 +23,10 @@ from service.errors import ServiceError
 from service.layers.store import Store, StoredLayer
 from service.observability.telemetry import Telemetry
 from service.settings import load_settings
+from service.worker.local_channel import LocalChannel
 from service.worker.service import Service
 from tests import processes
-from tests.doubles import LocalChannel, lone_metrics
-from tests.receive_cycle import without_transport
+from tests.doubles import lone_metrics
 
 ADMIN_KEY = "the-admins-own"
 
@@ -140,7 +140,7 @@ async def running(
     async with (
         lifespan(edge),
         httpx2.AsyncClient(
-            transport=httpx2.ASGITransport(app=without_transport(edge)),
+            transport=httpx2.ASGITransport(app=edge),
             base_url="http://service",
             timeout=30,
             headers=headers,

@@ -54,8 +54,9 @@ RAW = [
     (b'{"query": 1, "query": 2}', "duplicate_key"),
     (b'{"query": {"shape": [1], "shape": [1]}}', "duplicate_key"),
     (b'{"query": ' + b"[" * 33 + b"]" * 33 + b"}", "json_too_deep"),
-    (b'{"unknown": ' + b"[" * 250_000, "json_too_deep"),
-    (b"[" * 100_000, "json_too_deep"),
+    (b'{"unknown": ' + b"[" * 16_000, "json_too_deep"),
+    (b"[" * 16_000, "json_too_deep"),
+    (b"[" * 100_000, "cost_limit"),
     (b'{"query": [[' + b"9" * 4301 + b"]]}", "bad_json"),
     (b"null", "invalid"),
     (b"[]", "invalid"),
@@ -260,11 +261,11 @@ async def test_a_selection_of_millions_is_one_short_error(service):
         answer = await service.attend({"query": X, "weights": {"form": "heads", **body}})
         assert answer.status_code in (400, 422)
         assert len(answer.content) <= 4096
-    many = await service.attend({"query": X, **{str(i): 0 for i in range(20_000)}})
+    many = await service.attend({"query": X, **{str(i): 0 for i in range(8_000)}})
     assert (many.status_code, many.json()["code"]) == (422, "unknown_field")
 
 
-@pytest.mark.parametrize("count", [8191, 200_000])
+@pytest.mark.parametrize("count", [8191, 40_000])
 @in_service()
 async def test_many_wrong_elements_are_one_short_error(service, count):
     answer = await service.attend({"query": ["x"] * count})
@@ -427,7 +428,7 @@ def test_the_refusal_of_too_many_numbers_names_their_count_the_setting_and_a_che
             f"{(numbers // 16 + 1) * 16:,} numbers written as text, expected at most {numbers:,}" in problem["detail"]
         )
         assert problem["detail"].endswith(
-            "(ATTENTION_MAX_TEXT_NUMBERS); tensors in base64 or safetensors may have more"
+            f"(ATTENTION_MAX_TEXT_NUMBERS is {numbers:,}); tensors in base64 or safetensors have no such limit"
         )
 
     served(story, max_text_numbers=numbers)

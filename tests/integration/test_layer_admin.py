@@ -16,7 +16,7 @@ import pytest
 from service.layers.store import Store
 from service.supervisor.coordinator import Coordinator
 from service.supervisor.status import DesiredState, Phase, State, WorkerStatus
-from tests.doubles import LocalChannel
+from service.worker.local_channel import LocalChannel
 from tests.integration.running import ADMIN_KEY, LAYERS, Running, prepare, running, small_layer
 
 X = [[0.5] * 16, [-0.25] * 16]  # two rows, for with one key the scale does not matter

@@ -13,7 +13,7 @@ from service.attention.layer import Layer
 from service.layers.store import Store
 from service.supervisor.coordinator import Coordinator
 from service.supervisor.status import State, WorkerStatus
-from tests.doubles import LocalChannel
+from service.worker.local_channel import LocalChannel
 from tests.integration.running import LAYERS, in_service, prepare, running, small_layer
 
 X = [[0.5] * 16]

@@ -272,7 +272,7 @@ def test_the_bytes_of_bodies_in_receipt_are_bounded_over_all_requests(served):
     most = 4096
 
     async def story(service):
-        intake = service.service.layer_requests.intake
+        intake = service.service.shared.intake
         assert intake.max_bytes == 5 * most
         going_on = asyncio.Event()
 
@@ -301,7 +301,7 @@ def test_the_bytes_of_expected_answers_are_bounded_over_all_requests(served):
     wants = {"query": X * 12, "weights": {"form": "heads"}}
 
     async def story(service):
-        answers = service.service.layer_requests.answers
+        answers = service.service.shared.answers
         assert answers.max_bytes == 4 * (4096 + 16384)
         service.engine.gate.clear()
         tasks = [asyncio.ensure_future(service.attend(wants)) for _ in range(40)]

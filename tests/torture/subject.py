@@ -33,8 +33,8 @@ READY_S = 60
 # At once, so that the pool that renders metrics is as large as it gets.
 NUM_ASKERS = 32
 REST_S = 2.0
-# Text for the helper process, whose tensor is checked in the thread, and fewer numbers than a request may have.
-_MANY_NUMBERS = Settings.model_fields["decode_off_loop_bytes"].default // 2
+# Text that is parsed in the thread, of fewer numbers than a request may have.
+_MANY_NUMBERS = Settings.model_fields["decode_off_loop_bytes"].default // 5
 _JSON = {"Content-Type": "application/json"}
 # Appears with the first heartbeat after the first answer.
 _HEARTBEAT_SERIES = "attention_layer_last_answer"
@@ -166,7 +166,7 @@ class Subject:
 
     def baseline(self) -> Vitals:
         """The vitals of a service that has worked: what it opens and starts once, at need, is there by now."""
-        bodies = [json.dumps({"query": query}).encode() for query in ([[0.5] * 16], [0] * _MANY_NUMBERS)]
+        bodies = [json.dumps({"query": query}).encode() for query in ([[0.5] * 16], [0.25] * _MANY_NUMBERS)]
         for _ in range(NUM_ASKERS):  # each over a connection of its own, so that every process gets some
             for body in bodies:
                 self.post("/v1/layers/small/attend", body, _JSON)

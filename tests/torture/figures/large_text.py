@@ -4,8 +4,7 @@ Invariants: two workers with default settings; what they can do is measured just
 for each answer and of an open loop at twice their rate; a process of its own requests health meanwhile. It is measured
 twice. Where the engine is the limit, by a planted cost for each request, the shared cores have time to refuse the others, and
 goodput and times have targets. Where the cores are the limit, a refusal takes time from an answer, and only fairness and memory
-have targets. The burst that begins an overload is admitted on purpose, so times count from SETTLED_S on. The check must fail on
-a service that decodes bodies side by side and refuses none for its decoding.
+have targets. The burst that begins an overload is admitted on purpose, so times count from SETTLED_S on.
 """
 
 from __future__ import annotations
@@ -45,16 +44,6 @@ CALLERS = {0.1: 32, 0.9: 12, 2.0: 8, 4.0: 6}
 UNPLANTED_MIB = (0.9, 2.0, 4.0)
 
 
-def plant() -> None:
-    """No turns, and no refusals for what waits to be decoded."""
-    import contextlib
-
-    from service.batching.decoding_queue import DecodingQueue
-
-    DecodingQueue.check = lambda *_, **__: None  # type: ignore[method-assign]
-    DecodingQueue.decoding = lambda *_, **__: contextlib.nullcontext()  # type: ignore[method-assign, assignment]
-
-
 def measure(form: Form) -> Iterator[Row]:
     layers = [*LAYERS, small_layer("wide", query_width=WIDTH, key_width=WIDTH, value_width=WIDTH, out_width=WIDTH)]
     for mib, cost_s in COSTS_S.items():
@@ -77,10 +66,6 @@ def measure(form: Form) -> Iterator[Row]:
         peak_mib = (subject.peak_bytes() - shared_bytes) / MIB
         yield at_most(12, "memory of two workers at its peak", peak_mib, MAX_MEMORY_MIB, " MiB")
         yield from at_rest.rows(12, subject, before, 64)
-    with Subject(form.room("large-text-planted"), layers=layers, workers=2, plants={"modules": [__name__]}) as subject:
-        rows = list(_targets(_overloads(subject, form, "lists", 0.9, OVERLOADS[-1:])))
-        missed = ", ".join(f"{row.what} {row.measured}" for row in rows if not row.is_met)
-        yield Row(12, "bodies that are decoded side by side fail the check", "fails", missed or "passes", bool(missed))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

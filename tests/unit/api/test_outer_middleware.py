@@ -7,10 +7,14 @@ import json
 import weakref
 from typing import Any
 
+import httpx2
 import pytest
-from starlette.routing import Route
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 
-from service.api.outer_middleware import OuterMiddleware
+from service.api.outer_middleware import OuterMiddleware, raise_again
 from service.errors import BadShape, EngineFailed, HeadersTooLarge, NotReady, QueueFull, Unauthorized
 from service.http.asgi import REFUSED, ClientGone
 
@@ -260,3 +264,35 @@ def test_any_other_request_id_is_replaced(request_id):
     given = dict(sent[0]["headers"])[b"x-request-id"]
     assert given != request_id
     assert len(given) == 24
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/static/a.txt", 200),
+        ("HEAD", "/static/a.txt", 200),
+        ("OPTIONS", "/static/a.txt", 204),
+        ("POST", "/static/a.txt", 405),
+        ("GET", "/static/b.txt", 404),
+        ("GET", "/statics", 404),
+    ],
+)
+def test_a_mount_of_files_is_served_like_a_route(tmp_path, method, path, status):
+    (tmp_path / "a.txt").write_text("hi", encoding="ascii")
+    handlers: Any = {Exception: raise_again, HTTPException: raise_again}
+    application = Starlette(routes=[Mount("/static", StaticFiles(directory=tmp_path))], exception_handlers=handlers)
+    ledger = Ledger()
+    middleware = OuterMiddleware(application, application.routes, ledger, lambda: 0.0)
+
+    async def ask() -> httpx2.Response:
+        transport = httpx2.ASGITransport(app=middleware)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://service") as client:
+            return await client.request(method, path)
+
+    answer = asyncio.run(ask())
+    assert answer.status_code == status
+    assert ledger.events == [("received", method), ("answered", status)]
+    if status == 405:
+        assert answer.headers["allow"] == "GET, HEAD, OPTIONS"
+    if status >= 400:
+        assert answer.headers["content-type"] == "application/problem+json"

@@ -20,8 +20,8 @@ from service.errors import (
     UnsupportedContentEncoding,
 )
 from service.http.asgi import ClientGone
+from service.http.receive_cycle import ReceiveCycle
 from service.http.request_parser import HeaderFields
-from tests.receive_cycle import ReceiveCycle
 
 MAX_BYTES = 1000
 SKIPPABLE = (0x184D2A53).to_bytes(4, "little") + (5).to_bytes(4, "little") + b"ready"

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
-import gc
 import gzip
 import os
 import threading
-import weakref
 from types import SimpleNamespace
 from typing import Any, Self
 
@@ -18,9 +15,8 @@ import torch
 
 from service.api.outer_middleware import start_record
 from service.api.request_body import HERE_BYTES
-from service.api.request_context import LayerRequests, RequestContext
+from service.api.request_context import RequestContext, SharedState
 from service.attention.call import Call
-from service.batching.decoding_queue import DecodingQueue
 from service.batching.job import NOTHING
 from service.errors import (
     BadEncoding,
@@ -34,13 +30,13 @@ from service.errors import (
     UnsupportedContentEncoding,
 )
 from service.http.asgi import CYCLE, ClientGone
+from service.http.receive_cycle import ReceiveCycle
 from service.limits import context_limits
 from service.settings import load_settings
 from service.wire.attend_request import CheckedRequest
 from service.wire.layouts import Layout
 from service.wire.tensors import TensorForm
 from tests.doubles import ManualClock, on_loop_with
-from tests.receive_cycle import ReceiveCycle
 
 OFF_LOOP = 100
 INTAKE = 10_000
@@ -50,27 +46,30 @@ BINARY = ("layer", True)  # binary bodies for this layer
 LAYER: Any = SimpleNamespace(name="layer", digest="sha256:0")
 
 
+async def unread() -> Any:
+    raise AssertionError("the transport reports the body")
+
+
 def idle_batcher() -> Any:
     return SimpleNamespace(check_open=lambda _: None, is_congested=False)
 
 
 class Setup:
-    """LayerRequests with a real thread and doubles, and the contexts of requests with a body."""
+    """SharedState with a real thread and doubles, and the contexts of requests with a body."""
 
     def __init__(self) -> None:
         settings = load_settings(decode_off_loop_bytes=OFF_LOOP, queue_bytes=1024)
         limits = dataclasses.replace(context_limits(settings), intake_bytes=INTAKE, answer_bytes=INTAKE)
         self.clock = ManualClock()
         layers: Any = SimpleNamespace(catalog=())
-        self.bodies = DecodingQueue(self.clock, standing_wait_s=0.1)
         self.batcher = idle_batcher()
-        self.layer_requests = LayerRequests(layers, str, self.batcher, self.bodies, limits, self.clock.now)
+        self.shared = SharedState(layers, str, self.batcher, limits, self.clock.now)
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.layer_requests.end()
+        await self.shared.end()
 
     def opened(
         self, headers: list[tuple[bytes, bytes]], cycle: ReceiveCycle | None, layer: Any = LAYER
@@ -78,7 +77,7 @@ class Setup:
         """Return the context of a request for the layer with these headers."""
         scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "path_params": {}, "headers": headers}
         start_record(scope, self.clock.now())
-        return RequestContext(self.layer_requests, scope | {CYCLE: cycle}, lambda *_: layer)
+        return RequestContext(self.shared, scope | {CYCLE: cycle}, unread, lambda *_: layer)
 
     async def context(self, num_bytes: int, **headers: str) -> tuple[RequestContext, asyncio.Queue[dict[str, Any]]]:
         """Return a context whose body has been read, and the messages of its connection."""
@@ -89,6 +88,10 @@ class Setup:
         await found.read((b"gzip",), is_binary=True)
         return found, messages
 
+    async def announced(self, num_bytes: int) -> None:
+        """Read a body whose length is announced."""
+        await self.context(num_bytes, content_length=str(num_bytes))
+
 
 class Held:
     """Work that holds the thread until it is let go."""
@@ -96,40 +99,18 @@ class Held:
     def __init__(self, setup: Setup) -> None:
         self.runs = threading.Event()
         self.may_go_on = threading.Event()
-        self._house = setup
+        self._setup = setup
 
     async def work(self) -> None:
-        await self._house.layer_requests.run_off_loop(self._hold)
+        await self._setup.shared.run_off_loop(self.hold)
 
-    def _hold(self) -> None:
+    def hold(self) -> None:
         self.runs.set()
         assert self.may_go_on.wait(10)
 
 
-class HeldParsing:
-    """A helper process that parses until it is let go; every body is an empty object."""
-
-    def __init__(self, setup: Setup) -> None:
-        self.begun, self.may_end = threading.Event(), threading.Event()
-        parser: Any = setup.layer_requests.parser
-        parser._ask = self._ask
-
-    def _ask(self, _: object) -> tuple[bytes, memoryview]:
-        self.begun.set()
-        assert self.may_end.wait(10)
-        return b'{"document": {}, "parts": []}', memoryview(b"")
-
-
-class Body:
-    """What a weak reference can follow."""
-
-
 # A request whose body is not read leaves a task that waits for its disconnect, of which `run` would complain.
 with_setup = on_loop_with(Setup, lambda main: asyncio.run(main()))
-
-
-async def nothing() -> bool:
-    return True
 
 
 def where() -> Any:
@@ -141,134 +122,59 @@ def where() -> Any:
     ("num_bytes", "thread"), [(0, "Main"), (OFF_LOOP - 1, "Main"), (OFF_LOOP, "checking"), (OFF_LOOP * 9, "checking")]
 )
 @with_setup
-async def test_a_body_is_checked_off_the_loop_from_a_size_on(setup: Setup, num_bytes, thread):
+async def test_a_body_is_parsed_and_checked_off_the_loop_from_a_size_on(setup: Setup, num_bytes, thread):
     context, _ = await setup.context(num_bytes)
-    found: Any = await context.checked(where)
+    found: Any = await context.run(where)
     assert found.thread.startswith(thread)
 
 
-@pytest.mark.parametrize(("num_numbers", "is_off_loop"), [(1, False), (100_000, False), (300_000, True)])
 @with_setup
-async def test_only_json_that_takes_long_to_parse_starts_the_helper_process(setup: Setup, num_numbers, is_off_loop):
+async def test_a_parsed_text_is_freed(setup: Setup):
     context, _ = await setup.context(1)
-    found = await context.parsed(b'{"query":[[' + b",".join([b"0.5"] * num_numbers) + b"]]}")
-    assert found["query"].shape == (1, num_numbers)
-    assert (setup.layer_requests.parser._started is not None) == is_off_loop
+    text = bytearray(b'{"query":[[0.5]]}')
+    assert (await context.parsed(text))["query"].shape == (1, 1)
+    assert not text
 
 
 @with_setup
 async def test_large_masks_are_counted_off_the_loop(setup: Setup):
     context, _ = await setup.context(1)
     request: Any = SimpleNamespace(is_counted=False, counted=where)
-    found: Any = await context.checked(lambda: request)
+    found: Any = await context.counted(request)
     assert found.thread.startswith("checking")
 
 
 @with_setup
-async def test_a_deadline_that_passes_while_other_bodies_are_decoded_is_reported(setup: Setup):
+async def test_a_deadline_that_passes_while_other_bodies_are_checked_is_reported(setup: Setup):
     held = Held(setup)
-    first, _ = await setup.context(OFF_LOOP)
-    decoding = asyncio.ensure_future(first.decoded(held.work))
+    holding = asyncio.ensure_future(held.work())
     await asyncio.to_thread(held.runs.wait)
     late, _ = await setup.context(OFF_LOOP, x_request_timeout_ms="2")
-    with pytest.raises(DeadlineExceeded, match="waited to be decoded"):
-        await late.decoded(nothing)
+    with pytest.raises(DeadlineExceeded, match="waited for the bodies before it"):
+        await late.run(where)
     held.may_go_on.set()
-    await asyncio.gather(decoding, return_exceptions=True)
-
-
-def test_a_body_whose_deadline_passes_leaves_the_memory_without_a_collection():
-    """The frames of the error's traceback hold the body."""
-    bodies = weakref.WeakSet[Body]()
-
-    @with_setup
-    async def check(setup: Setup) -> None:
-        async def decode() -> None:
-            body = Body()
-            bodies.add(body)
-            await asyncio.Event().wait()
-
-        context, _ = await setup.context(OFF_LOOP, x_request_timeout_ms="2")
-        with contextlib.suppress(DeadlineExceeded), context:
-            await context.decoded(decode)
-
-    gc.collect()
-    gc.disable()
-    try:
-        check()
-        assert not bodies
-    finally:
-        gc.enable()
+    await holding
 
 
 @with_setup
-async def test_a_disconnect_during_decoding_frees_its_entry(setup: Setup):
+async def test_a_disconnect_ends_the_wait_for_the_checking_thread(setup: Setup):
     held = Held(setup)
+    holding = asyncio.ensure_future(held.work())
+    await asyncio.to_thread(held.runs.wait)
     context, messages = await setup.context(OFF_LOOP)
 
     async def serve() -> None:
         with context:
-            await context.decoded(held.work)
+            await context.run(where)
 
     serving = asyncio.ensure_future(serve())
-    await asyncio.to_thread(held.runs.wait)
+    await asyncio.sleep(0)
     messages.put_nowait({"type": "http.disconnect"})
     with pytest.raises(ClientGone):
         await serving
-    after, _ = await setup.context(OFF_LOOP)
-    await after.decoded(nothing)
+    assert setup.shared.intake.num_bytes == 0
     held.may_go_on.set()
-
-
-@pytest.mark.parametrize("end", ["disconnect", "deadline"])
-@with_setup
-async def test_a_body_that_is_being_parsed_keeps_its_bytes_and_its_place_when_its_request_ends(setup: Setup, end):
-    """The next body would wait for the helper process, outside of the queue and of the byte budget."""
-    parsing = HeldParsing(setup)
-    timeout = {"x_request_timeout_ms": "50"} if end == "deadline" else {}
-    context, messages = await setup.context(OFF_LOOP, **timeout)
-
-    async def serve() -> None:
-        with context:
-            await context.decoded(lambda: context.parsed(b"[" * 2**20))
-
-    serving = asyncio.ensure_future(serve())
-    await asyncio.to_thread(parsing.begun.wait, 10)
-    if end == "disconnect":
-        messages.put_nowait({"type": "http.disconnect"})
-    with pytest.raises(ClientGone if end == "disconnect" else DeadlineExceeded):
-        await serving
-    assert setup.bodies.num_bytes == setup.layer_requests.intake.num_bytes == OFF_LOOP
-    after, _ = await setup.context(OFF_LOOP)
-    waiting = asyncio.ensure_future(after.decoded(nothing))
-    await asyncio.sleep(0.01)
-    assert not waiting.done()
-    parsing.may_end.set()
-    assert await waiting
-    assert setup.bodies.num_bytes == setup.layer_requests.intake.num_bytes == 0
-
-
-@with_setup
-async def test_a_small_body_that_needs_the_helper_process_takes_its_turn_in_the_decoding_queue(setup: Setup):
-    """The time that it takes there counts in what the queue forecasts for the next bodies."""
-    parsing = HeldParsing(setup)
-    context, _ = await setup.context(1)
-    decoding = asyncio.ensure_future(context.decoded(lambda: context.parsed(b"[" * 2**20)))
-    await asyncio.to_thread(parsing.begun.wait, 10)
-    assert setup.bodies.num_bodies == 1
-    parsing.may_end.set()
-    assert await decoding == {}
-    assert setup.bodies.num_bodies == 0
-
-
-@with_setup
-async def test_the_deadline_ends_a_small_body_that_waits_for_the_helper_process(setup: Setup):
-    parsing = HeldParsing(setup)
-    for _ in range(2):  # the first is being parsed, the second waits
-        context, _ = await setup.context(1, x_request_timeout_ms="20")
-        with pytest.raises(DeadlineExceeded, match="parsed"), context:
-            await asyncio.wait_for(context.decoded(lambda: context.parsed(b"[" * 2**20)), 2)  # noqa: B023
-    parsing.may_end.set()
+    await holding
 
 
 @pytest.mark.parametrize("end", ["disconnect", "deadline"])
@@ -280,7 +186,7 @@ async def test_decompression_ends_with_the_deadline_and_when_the_client_disconne
     await asyncio.to_thread(held.runs.wait)
     messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
     body = gzip.compress(os.urandom(HERE_BYTES))
-    setup.layer_requests.intake.max_bytes = 2**20
+    setup.shared.intake.max_bytes = 2**20
     messages.put_nowait({"type": "http.request", "body": body})
     named = [(b"content-encoding", b"gzip"), *([(b"x-request-timeout-ms", b"20")] if end == "deadline" else [])]
     context = setup.opened(named, ReceiveCycle(messages.get))
@@ -294,7 +200,7 @@ async def test_decompression_ends_with_the_deadline_and_when_the_client_disconne
     try:
         with pytest.raises(ClientGone if end == "disconnect" else DeadlineExceeded):
             await asyncio.wait_for(serve(), 1)
-        assert setup.layer_requests.intake.num_bytes == 0
+        assert setup.shared.intake.num_bytes == 0
     finally:
         held.may_go_on.set()
         await holding
@@ -303,39 +209,35 @@ async def test_decompression_ends_with_the_deadline_and_when_the_client_disconne
 @with_setup
 async def test_the_deadline_ends_a_small_body_that_waits_for_the_checking_thread(setup: Setup):
     is_over = threading.Event()
-    busy = asyncio.ensure_future(setup.layer_requests.run_off_loop(is_over.wait))
+    busy = asyncio.ensure_future(setup.shared.run_off_loop(is_over.wait))
     await asyncio.sleep(0)
     request: Any = SimpleNamespace(is_counted=False, counted=where)
     context, _ = await setup.context(1, x_request_timeout_ms="2")
     try:
         async with asyncio.timeout(5):
-            with pytest.raises(DeadlineExceeded, match="the body was checked"), context:
-                await context.decoded(lambda: context.checked(lambda: request))
+            with pytest.raises(DeadlineExceeded, match="the body was parsed and checked, or waited"), context:
+                await context.counted(request)
     finally:
         is_over.set()
         await busy
 
 
 @with_setup
-async def test_bytes_of_bodies_are_released_after_decoding_and_at_the_end_of_the_request(setup: Setup):
-    intake = setup.layer_requests.intake
-    decoded, _ = await setup.context(OFF_LOOP)
+async def test_bytes_of_bodies_are_released_after_the_check_and_at_the_end_of_the_request(setup: Setup):
+    intake = setup.shared.intake
+    checked, _ = await setup.context(OFF_LOOP)
     refused, _ = await setup.context(OFF_LOOP - 1)
     assert intake.num_bytes == 2 * OFF_LOOP - 1
     with pytest.raises(QueueFull, match="does not fit beside them"):
         await setup.context(INTAKE - 2 * OFF_LOOP + 2)
-    await decoded.decoded(nothing)
+    await checked.counted(where())
     assert intake.num_bytes == OFF_LOOP - 1
-
-    async def wrong() -> None:
-        raise BadJson("it is")
-
     with pytest.raises(BadJson), refused:
-        await refused.decoded(wrong)
+        raise BadJson("it is")
     assert intake.num_bytes == 0
 
 
-def refuse(lane: Any, caller: Any, coming_flops: int) -> None:
+def refuse(lane: Any, caller: Any) -> None:
     raise QueueFull("the queue stands")
 
 
@@ -343,16 +245,16 @@ def checked_sizes(setup: Setup) -> list[int]:
     """The size class of each lane that is checked, under sustained overload and with batches of up to 100 tokens."""
     sizes: list[int] = []
     setup.batcher.is_congested = True
-    setup.batcher.check_lane = lambda lane, caller, coming_flops: sizes.append(lane[-1])
-    limits = dataclasses.replace(setup.layer_requests.limits.max_shared, max_tokens=100)
-    setup.layer_requests.limits = dataclasses.replace(setup.layer_requests.limits, max_shared=limits)
+    setup.batcher.check_lane = lambda lane, caller: sizes.append(lane[-1])
+    limits = dataclasses.replace(setup.shared.limits.max_shared, max_tokens=100)
+    setup.shared.limits = dataclasses.replace(setup.shared.limits, max_shared=limits)
     return sizes
 
 
 @with_setup
 async def test_under_sustained_overload_the_body_is_not_read(setup: Setup):
     setup.batcher.is_congested, setup.batcher.check_lane = True, refuse
-    setup.layer_requests.note_cost(BINARY, NOTHING, 1)
+    setup.shared.note_cost(BINARY, NOTHING, 1)
     received: list[str] = []
 
     async def receive() -> dict[str, Any]:
@@ -383,17 +285,17 @@ async def test_under_sustained_overload_headers_that_never_fit_are_no_reason_to_
 @pytest.mark.parametrize(
     ("headers", "sizes"),
     [
-        ([(b"content-length", b"400")], [1, 1]),
-        ([], [1]),
-        ([(b"content-length", b"23"), (b"content-encoding", b"gzip")], [1]),
+        ([(b"content-length", b"400")], [1]),
+        ([], []),
+        ([(b"content-length", b"23"), (b"content-encoding", b"gzip")], []),
     ],
     ids=["announced", "chunked", "compressed"],
 )
 @with_setup
 async def test_under_sustained_overload_the_lane_is_that_of_the_whole_body(setup: Setup, headers, sizes):
-    """If only small requests are refused, a large one of unknown length is not refused as a small one."""
+    """A body of unknown length is not refused before it is read, but at admission."""
     lanes = checked_sizes(setup)
-    setup.layer_requests.note_cost(BINARY, NOTHING._replace(tokens=1), 4)
+    setup.shared.note_cost(BINARY, NOTHING._replace(tokens=1), 4)
     body = gzip.compress(bytes(400)) if len(headers) > 1 else bytes(400)
 
     async def receive() -> dict[str, Any]:
@@ -407,39 +309,19 @@ async def test_under_sustained_overload_the_lane_is_that_of_the_whole_body(setup
 @with_setup
 async def test_under_sustained_overload_the_lane_follows_the_bytes_that_a_number_took_lately(setup: Setup):
     lanes = checked_sizes(setup)
-    await setup.context(400)
+    await setup.announced(400)
     assert not lanes, "no body has told how many tokens a byte takes"
-    setup.layer_requests.note_cost(BINARY, NOTHING._replace(tokens=1), 4)
-    await setup.context(400)
+    setup.shared.note_cost(BINARY, NOTHING._replace(tokens=1), 4)
+    await setup.announced(400)
     assert lanes[-1] == 1, "100 tokens at 4 bytes each share a batch"
     for _ in range(100):
-        setup.layer_requests.note_cost((LAYER.name, False), NOTHING._replace(tokens=1), 20)
-    await setup.context(400)
+        setup.shared.note_cost((LAYER.name, False), NOTHING._replace(tokens=1), 20)
+    await setup.announced(400)
     assert lanes[-1] == 1, "text says nothing of binary bodies"
     for _ in range(100):
-        setup.layer_requests.note_cost(BINARY, NOTHING._replace(tokens=1), 2)
-    await setup.context(400)
+        setup.shared.note_cost(BINARY, NOTHING._replace(tokens=1), 2)
+    await setup.announced(400)
     assert lanes[-1] == 2, "200 tokens run alone"
-
-
-@with_setup
-async def test_under_sustained_overload_bodies_that_wait_to_be_decoded_count_by_their_flops(setup: Setup):
-    coming: list[int] = []
-    setup.batcher.is_congested = True
-    setup.batcher.check_lane = lambda lane, caller, coming_flops: coming.append(coming_flops)
-    held = Held(setup)
-    first, _ = await setup.context(OFF_LOOP)
-    decoding = asyncio.ensure_future(first.decoded(held.work))
-    await asyncio.to_thread(held.runs.wait)
-    await setup.context(1)
-    assert not coming, "no body has told how many flops a byte takes"
-    setup.layer_requests.note_cost(BINARY, NOTHING, 10)
-    for _ in range(200):
-        setup.layer_requests.note_cost(BINARY, NOTHING._replace(flops=5000), 10)
-    await setup.context(1)
-    assert coming[-1] == pytest.approx(500 * OFF_LOOP, rel=0.01)
-    held.may_go_on.set()
-    await decoding
 
 
 @with_setup
@@ -449,16 +331,16 @@ async def test_an_answer_above_the_whole_byte_budget_is_a_cost_limit(setup: Setu
     call = Call(torch.zeros(1, 1, 1))
     with pytest.raises(CostLimit, match=r"40,000 bytes, expected at most 5,000 \(half of ATTENTION_QUEUE_BYTES"):
         await context.ask(CheckedRequest(call, NOTHING, Layout("ld"), TensorForm.BASE64))
-    assert setup.layer_requests.answers.num_bytes == 0
+    assert setup.shared.answers.num_bytes == 0
 
 
 @with_setup
 async def test_after_close_no_request_enters_and_entered_ones_continue(setup: Setup):
     context, _ = await setup.context(OFF_LOOP)
-    setup.layer_requests.close()
+    setup.shared.close()
     with pytest.raises(Draining):
         await setup.context(OFF_LOOP)
-    assert await context.decoded(nothing)
+    assert await context.run(where)
 
 
 @pytest.mark.parametrize("value", ["0", "000", "-1", "1.5", "", "x", "1e3", "²"])
@@ -468,41 +350,37 @@ async def test_a_malformed_deadline_is_refused(setup: Setup, value):
         await setup.context(OFF_LOOP, x_request_timeout_ms=value)
 
 
-@pytest.mark.parametrize("is_busy", [False, True])
 @pytest.mark.parametrize(("headers", "fault"), [({"content_encoding": "gzip"}, BadEncoding), ({}, BodyTooLarge)])
 @with_setup
-async def test_of_a_malformed_deadline_and_a_faulty_body_the_body_is_reported_also_while_others_wait(
-    setup: Setup, is_busy, headers, fault
-):
-    num_bytes = setup.layer_requests.limits.max_body_bytes + 1 if fault is BodyTooLarge else OFF_LOOP
-    async with setup.bodies.decoding(OFF_LOOP) if is_busy else contextlib.nullcontext():
-        with pytest.raises(fault):
-            await setup.context(num_bytes, x_request_timeout_ms="soon", **headers)
+async def test_of_a_malformed_deadline_and_a_faulty_body_the_body_is_reported(setup: Setup, headers, fault):
+    num_bytes = setup.shared.limits.max_body_bytes + 1 if fault is BodyTooLarge else OFF_LOOP
+    with pytest.raises(fault):
+        await setup.context(num_bytes, x_request_timeout_ms="soon", **headers)
 
 
 @pytest.mark.parametrize("value", ["1" * 12, "9" * 400, "0" * 400 + "1"])
 @with_setup
 async def test_a_deadline_of_many_digits_is_capped(setup: Setup, value):
     context, _ = await setup.context(1, x_request_timeout_ms=value)
-    assert await context.decoded(nothing)
+    assert await context.run(where)
 
 
 @with_setup
 async def test_a_request_outside_the_queue_gets_draining_when_the_grace_is_over(setup: Setup):
-    """L6: while its body arrives, and while it waits to be decoded."""
+    """L6: while its body is checked, and while it waits for that."""
     held = Held(setup)
     first, _ = await setup.context(OFF_LOOP)
     second, _ = await setup.context(OFF_LOOP)
 
-    async def decode(context: RequestContext, work: Any) -> None:
+    async def serve(context: RequestContext) -> None:
         with context:
-            await context.decoded(work)
+            await context.run(held.hold)
 
-    tasks = [asyncio.ensure_future(decode(first, held.work)), asyncio.ensure_future(decode(second, nothing))]
+    tasks = [asyncio.ensure_future(serve(context)) for context in (first, second)]
     await asyncio.to_thread(held.runs.wait)
-    setup.layer_requests.settle()
+    setup.shared.settle()
     for task in tasks:
         with pytest.raises(Draining, match="shut down before"):
             await task
     held.may_go_on.set()
-    assert setup.layer_requests.intake.num_bytes == 0
+    assert setup.shared.intake.num_bytes == 0

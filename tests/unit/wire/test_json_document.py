@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
+import time
 import tracemalloc
 from typing import Any
 
@@ -25,8 +25,7 @@ from service.errors import (
     ServiceError,
 )
 from service.wire import json_document
-from service.wire.json_document import MAX_CHARACTERS, parse, parse_s
-from service.wire.json_process import _answer, pack, unpack
+from service.wire.json_document import parse
 from service.wire.number_list import NumberList
 from tests.unit.wire.strict_reference import Documents, has_infinity, regular, strict
 
@@ -112,12 +111,10 @@ def same_as_python(body: bytes, max_depth: int) -> None:
         got: Any = parsed(body, max_depth)
     except ServiceError as error:
         got = error
-    if isinstance(got, InvalidInput) and "more than" in got.message:
-        return  # a limit, which the reference does not have
     if isinstance(expected, Malformed):
         assert isinstance(got, Malformed), body
     elif has_infinity(expected):
-        assert isinstance(got, InvalidInput) or has_fault(got), body
+        assert isinstance(got, InvalidInput | BadJson) or has_fault(got), body
     elif not isinstance(expected, dict):
         assert isinstance(got, InvalidInput), body
     else:
@@ -214,7 +211,7 @@ class TestSyntax:
         assert isinstance(refused(place % wrong), BadJson)
 
     def test_characters_survive_the_slices_of_the_check(self):
-        text = "é漢😀" * 200_000
+        text = "é漢😀" * 50_000
         value = parsed(json.dumps({"k": text}, ensure_ascii=False).encode())["k"]
         assert value == text
 
@@ -232,10 +229,11 @@ class TestDepth:
         closing = "".join({"[": "]", "{": "}"}[bracket] for bracket in reversed(start) if bracket in "[{")
         for end in ("", "]" * depth + closing):
             error = refused((start + "[" * depth + end).encode())
-            assert isinstance(error, JsonTooDeep if end else Malformed)
+            # So many lists are refused before they are parsed.
+            assert isinstance(error, CostLimit if depth >= 100_000 else JsonTooDeep if end else Malformed)
 
     def test_objects_count_as_lists_do(self):
-        for count in (MAX_DEPTH + 1, 100_000):
+        for count in (MAX_DEPTH + 1, 4000):
             assert isinstance(refused(b'{"a":' * count + b"1" + b"}" * count), JsonTooDeep)
 
     def test_the_limit_itself_is_allowed(self):
@@ -246,7 +244,7 @@ class TestDepth:
                 assert isinstance(refused(body, max_depth=depth), JsonTooDeep)
 
     def test_a_limit_beyond_what_python_parses_is_no_fault(self):
-        for depth in (3000, 12_000):
+        for depth in (1500, 4000):
             assert isinstance(refused(b'{"a":' * depth + b"1" + b"}" * depth, max_depth=20_000), JsonTooDeep)
 
     def test_brackets_in_strings_do_not_count(self):
@@ -351,12 +349,12 @@ class TestLists:
     )
     @pytest.mark.parametrize("size", [1, 64, 65, 3000, 2**16])
     def test_flat_lists_of_integers_that_float64_would_round_stay_python_lists(self, number, size):
-        """They may be offsets, of which any number has a meaning, and as many as there are sequences; in the JSON process too."""
+        """They may be offsets, of which any number has a meaning, and as many as there are sequences."""
+        if size > 3000 and abs(number) > 2**64:
+            return  # only the second parser takes it, and the body is too long for that
         written = {"query": [number, *range(size - 1)]}
         body = json.dumps(written).encode()
         assert parsed(body) == written
-        text, blobs = pack(parsed(body))
-        assert unpack(text, memoryview(b"".join(blobs))) == written
 
     @pytest.mark.parametrize("number", [2**63, 2**64 - 1, 2**64])
     def test_so_do_negative_integers_beside_those_that_only_an_unsigned_type_holds(self, number):
@@ -401,20 +399,20 @@ class TestLists:
             ('"a:b]}"', "a string"),
         ],
     )
-    @pytest.mark.parametrize("at", [0, 1, 600, 150_000, 199_999])
+    @pytest.mark.parametrize("at", [0, 1, 600, 60_000, 79_999])
     def test_the_first_non_number_is_reported_by_its_index(self, wrong, what, at):
         """J11: the first only, wherever it stands."""
-        items = ["0"] * 200_000
+        items = ["0"] * 80_000
         items[at] = items[-1] = wrong
         fault = numbers(body_of("[" + ",".join(items) + "]")).fault
         assert fault is not None
         assert (fault.index[0], fault.what) == (at, what)
 
     @pytest.mark.parametrize("wrong", ["null", '"1.5"', "true", "{}", '"-inf"', "1e999", "[1]"])
-    def test_200_000_wrong_elements_are_one_error(self, wrong):
+    def test_80_000_wrong_elements_are_one_error(self, wrong):
         """J12."""
-        body = body_of("[" + ",".join([wrong] * 200_000) + "]")
-        with contextlib.suppress(InvalidInput):
+        body = body_of("[" + ",".join([wrong] * 80_000) + "]")
+        with contextlib.suppress(InvalidInput, CostLimit, BadJson):
             parsed(body)
 
     @pytest.mark.parametrize("at", [0, 1, 50, 299])
@@ -454,16 +452,7 @@ class TestLimits:
     @pytest.mark.parametrize("filler", ['"a":1,', '"k":{},', '"k":[1],', '"' + "k" * 9 + '":1,'])
     def test_too_many_values_outside_arrays_are_refused(self, filler):
         body = ('{"z":[' + "{" + filler * (300_000 // len(filler)) + '"y":1}]}').encode()
-        assert type(refused(body)) in {InvalidInput, DuplicateKey}
-
-    @pytest.mark.parametrize("place", ['{"a":[%s]}', '{"a":[{},%s]}', '{"a":[[%s],{}]}'])
-    def test_long_integers_have_a_limit(self, place):
-        """The worker reads them a second time: 16 MiB of them held its event loop for 260 ms."""
-        most = MAX_CHARACTERS // 4300
-        assert parsed((place % ",".join(["9" * 4300] * (most - 1))).encode())
-        error = refused((place % ",".join(["9" * 4300] * (most + 10))).encode())
-        assert isinstance(error, InvalidInput)
-        assert "long integers" in error.message
+        assert type(refused(body)) is CostLimit
 
     def test_text_that_is_no_json_is_bad_json_at_any_size(self):
         for body in (
@@ -471,121 +460,127 @@ class TestLimits:
             b'{"a":' + b"x" * 2**20,
             b"\x00" * 2**20,
             b"{" + b"'a':1," * 2**17,
-            b"{" + b'"a":NaN,' * 10**5,
+            b"{" + b'"a":NaN,' * 1000,
         ):
-            assert isinstance(refused(body), BadJson)
+            assert isinstance(refused(body), BadJson | CostLimit)
 
     def test_many_small_lists_fit(self):
         lists = {f"k{i}": [i, [i, "x"], {"v": None}] for i in range(600)}
         assert parsed(json.dumps(lists).encode()) == lists
 
 
-class TestEstimate:
-    """`parse_s` is an upper estimate, also for numbers of many digits."""
-
-    @pytest.mark.parametrize("number", ["9" * 4300, "9" * 300, "0." + "7" * 100, "1" + "0" * 60 + "e-60"])
-    def test_numbers_of_many_digits_take_long(self, number):
-        """Integers of 4,300 digits held the event loop for 65 ms, decimals of 100 digits for 28 ms."""
-        assert parse_s(body_of("[" + ",".join([number] * (2**21 // len(number))) + "]")) > 0.02
-
-    @pytest.mark.parametrize(
-        "text", ['"' + "QUJDREVG0123456789/+abcd" * 2**17 + '"', "[" + "0.12345678901234567," * 2**16 + "0]"]
-    )
-    def test_other_bodies_take_as_long_as_their_bytes_and_marks(self, text):
-        body = body_of(text)
-        assert parse_s(body) == pytest.approx(len(body) * 1.2e-9 + body.count(b",") * 6e-8, abs=1e-5)
+MOST = json_document.MAX_TEXT_NUMBERS
+FLOATS = [*map(repr, np.random.default_rng(7).standard_normal(MOST).tolist())]
 
 
-class TestNumbersAsText:
-    """A body may have 1,048,576 numbers in its large arrays; syntax comes first."""
+def listed(entries: list[str], width: int = 0) -> str:
+    """A flat list, or rows of `width`."""
+    if not width:
+        return "[" + ",".join(entries) + "]"
+    return listed([listed(entries[at : at + width]) for at in range(0, len(entries), width)])
 
-    MOST = json_document.MAX_TEXT_NUMBERS
 
-    def test_the_limit_of_numbers_is_inclusive(self):
-        assert len(numbers(body_of("[" + "0," * (self.MOST - 1) + "0]")).values) == self.MOST
-        error = refused(body_of("[" + "0," * self.MOST + "0]"))
+# Bodies that held the event loop for 20 to 255 ms, and what now refuses them before they are parsed.
+SLOW = {
+    "lists of two": (listed(FLOATS, 2), "lists"),
+    "lists of one": (listed(FLOATS, 1), "lists"),
+    "[null]": (listed(["[null]"] * MOST), "lists"),
+    "empty lists": (listed(["[]"] * 20_000), "lists"),
+    "nested lists": ("[" * 20_000 + "]" * 20_000, "lists"),
+    "many numbers": (listed(["0"] * (2 * MOST)), "values"),
+    "nulls": (listed(["null"] * MOST), "elements of lists that do not have only numbers"),
+    "booleans in rows": (listed(["true"] * MOST, 512), "elements of lists that do not have only numbers"),
+    "minus infinities": (listed(['"-inf"'] * MOST), "quotation marks"),
+    "long digits": (listed(["0." + "7" * 4300] * 3600), "bytes outside strings"),
+    "white space": (" " * 15 * 2**20 + "1", "bytes outside strings"),
+    "white space and a quotation mark in a string": ('["\\"",' + " " * 15 * 2**20 + "1]", "bytes outside strings"),
+    "digits beyond a float64": (listed([f"0.{'7' * 100}"] * 20_000), "digits beyond the 18th of a number"),
+    "19 digits": (listed([f"{abs(float(x)):.18e}" for x in FLOATS[: MOST // 2]]), "digits beyond the 18th of a number"),
+    "escapes": ('"' + "\\n" * 2**20 + '"', "escaped or non-ASCII characters"),
+    "other alphabets": ('"' + "é" * 2**20 + '"', "escaped or non-ASCII characters"),
+    "objects": (listed(['{"a":1}'] * 5000), "objects"),
+    "members": (json.dumps({f"k{i}": i for i in range(9000)}), "members of objects"),
+    "objects and nulls": (listed(["{}", *["null"] * 10_000]), "entries in lists of objects"),
+}
+# And those that are parsed within the rule.
+FAST = {
+    "rows of 512 in full precision": listed(FLOATS, 512),
+    "one flat list": listed(FLOATS),
+    "rows of 32": listed(FLOATS, 32),
+    "booleans": listed(["true"] * 80_000, 200),
+    "base64 of 16 MiB": '"' + "QUJD" * (4 * 2**20 - 10) + '"',
+    "base64 with the escaped slashes of PHP": '"' + ("QUJDREVG" * 7 + "\\/") * 200_000 + '"',
+    "brackets in a string": '[{"id":"[[["},' + listed(FLOATS) + "]",
+}
+
+
+class TestTextLimits:
+    """No text, legal or not, holds the event loop for more than 20 ms: it is refused before it is parsed, or it is fast."""
+
+    @pytest.mark.parametrize("name", SLOW)
+    def test_slow_text_is_refused_by_a_limit_that_the_message_names(self, name):
+        text, what = SLOW[name]
+        error = refused(body_of(text))
         assert isinstance(error, CostLimit)
-        assert "1,048,576" in error.message
+        assert what in error.message
+        assert "ATTENTION_MAX_TEXT_NUMBERS is 262,144" in error.message
         assert all(form in error.message for form in ("base64", "safetensors"))
 
+    @pytest.mark.parametrize("name", [name for name in SLOW if not SLOW[name][1].startswith(("elements", "entries"))])
+    def test_it_is_refused_before_it_is_parsed(self, name, monkeypatch):
+        monkeypatch.setattr("simdjson.Parser", None)
+        monkeypatch.setattr("json.JSONDecoder", None)
+        assert isinstance(refused(body_of(SLOW[name][0])), CostLimit)
+
+    @pytest.mark.parametrize("name", FAST)
+    def test_other_text_is_taken(self, name):
+        assert parsed(body_of(FAST[name]))
+
+    @pytest.mark.timed
+    @pytest.mark.parametrize("name", [*SLOW, *FAST, "an integer beyond 64 bits"])
+    def test_no_text_takes_longer_than_the_rule(self, name):
+        """Of processor time, the least of three; bodies of 1 MiB and more run in the thread, in several calls."""
+        odd = "[18446744073709551616," + FAST["one flat list"][1:]
+        body = body_of(odd if name not in {**SLOW, **FAST} else FAST.get(name) or SLOW[name][0])
+        took = []
+        for _ in range(3):
+            start = time.process_time()
+            with contextlib.suppress(ServiceError):
+                parsed(body)
+            took.append(time.process_time() - start)
+        assert min(took) < LONGEST_STEP_S * (2 if len(body) >= 2**20 else 1)
+
+    def test_the_limit_of_numbers_is_inclusive(self):
+        assert len(numbers(body_of("[" + "0," * (MOST - 1) + "0]")).values) == MOST
+        assert "262,145 numbers written as text" in refused(body_of("[" + "0," * MOST + "0]")).message
+
     def test_all_arrays_of_a_body_count_together(self):
-        half = "[" + "0," * (self.MOST // 2 - 1) + "0]"
+        half = "[" + "0," * (MOST // 2 - 1) + "0]"
         assert len(parsed(f'{{"query":{half},"key":{half}}}'.encode())) == 2
         assert isinstance(refused(f'{{"query":{half},"key":{half[:-1]},0]}}'.encode()), CostLimit)
 
-    @pytest.mark.parametrize(
-        ("text", "kind"),
-        [("[" + "0," * MOST + "x]", BadJson), ("[" + "0," * MOST + '0],"query":[1]', DuplicateKey)],
-        ids=["syntax", "duplicate key"],
-    )
-    def test_syntax_errors_are_reported_before_the_limit(self, text, kind):
-        assert isinstance(refused(body_of(text)), kind)
+    def test_a_larger_setting_raises_every_limit(self):
+        for text, _ in SLOW.values():
+            body = body_of(text)
+            with contextlib.suppress(Malformed, InvalidInput):
+                parse(body, max_depth=MAX_DEPTH, max_numbers=2**34)
 
-    @pytest.mark.parametrize(
-        "rare", ["18446744073709551616", "1e999", '"\\ud800"', json.dumps({f"{i}": i for i in range(65)})]
-    )
-    def test_above_the_limit_no_valid_json_is_said_to_be_malformed(self, rare):
-        """Whether it is one of the rare kinds of JSON that simdjson refuses is not looked into there."""
-        message = refused(f'{{"a":{rare},"query":[{"0," * self.MOST}0]}}'.encode()).message
-        assert "or has more than 1,048,576 commas or lists and an integer beyond 64 bits" in message
+    @pytest.mark.parametrize("rare", ["18446744073709551616", "1e999", '"\\ud800"', "NaN"])
+    def test_what_only_the_second_parser_reads_is_read_in_short_bodies(self, rare):
+        """It takes 20 times as long. A long body is refused with both possible reasons."""
+        short = body_of(f"[{rare},{'0,' * 1000}0]")
+        with contextlib.suppress(Malformed):
+            assert parsed(short)
+        error = refused(body_of(f"[{rare},{'0,' * (MOST - 100)}0]"))
+        assert isinstance(error, BadJson)
+        assert "an integer beyond 64 bits" in error.message
 
-    @pytest.mark.parametrize("unit", ["[]", "[[]]", "[1]", "[{}]", "[[[1]]]"])
-    @pytest.mark.parametrize("start", ['{"query":[', '{"a":"\\ud800","query":['], ids=["simdjson", "python"])
-    def test_lists_have_the_same_limit_and_are_not_read_above_it(self, unit, start):
-        """16 MiB of them took seconds and up to 480 MiB."""
-        units = (self.MOST + 10) // unit.count("[")
-        body = (start + f"{unit}," * units + unit + "]}").encode()
-        tracemalloc.start()
-        try:
-            error = refused(body)
-            assert tracemalloc.get_traced_memory()[1] < 2 * len(body)
-        finally:
-            tracemalloc.stop()
-        assert "lists" in error.message
-        assert isinstance(error, CostLimit | BadJson)
-
-    def test_numbers_above_the_limit_are_not_kept(self):
-        body = body_of("[" + "0," * (4 * self.MOST) + "0]")
-        tracemalloc.start()
-        try:
-            refused(body)
-            assert tracemalloc.get_traced_memory()[1] < 2 * len(body)
-        finally:
-            tracemalloc.stop()
-
-
-class TestBetweenProcesses:
-    """What a helper process parses means the same when it arrives."""
-
-    @pytest.mark.parametrize("seed", range(6))
-    def test_random_documents_are_parsed_as_by_the_reference(self, seed):
-        documents = Documents(seed)
-        for _ in range(100):
-            body = documents.document().encode()
+    def test_refused_text_is_not_kept(self):
+        for name in ("many numbers", "empty lists", "[null]"):
+            body = body_of(SLOW[name][0])
+            tracemalloc.start()
             try:
-                document = parsed(body, 40)
-            except ServiceError:
-                continue
-            text, blobs = pack(parsed(body, 40))
-            assert repr(unpack(text, memoryview(b"".join(blobs)))) == repr(document)
-
-    @pytest.mark.parametrize("wrong", ['"b":NaN', '"a":1', '"b":1e999', '"b"'])
-    def test_an_error_keeps_nothing_of_its_document(self, wrong):
-        """Not even until the garbage collection: the next body needs the memory."""
-        text = f'{{"a":"{"A" * 2**20}",{wrong}}}'
-        gc.collect()
-        gc.disable()
-        tracemalloc.start()
-        try:
-            with pytest.raises(ServiceError):
-                unpack(_answer(text.encode(), MAX_DEPTH, 100)[0], memoryview(b""))
-            assert tracemalloc.get_traced_memory()[0] < 2**18
-        finally:
-            tracemalloc.stop()
-            gc.enable()
-
-    def test_long_strings_and_halves_of_surrogate_pairs(self):
-        body = body_of('["' + "é" * 3000 + '",{"a":"' + "\\ud800" * 2000 + '"}]')
-        text, blobs = pack(parsed(body))
-        assert len(text) < 500
-        assert unpack(text, memoryview(b"".join(blobs))) == parsed(body)
+                refused(body)
+                assert tracemalloc.get_traced_memory()[1] < 3 * len(body)
+            finally:
+                tracemalloc.stop()

@@ -8,7 +8,6 @@ import itertools
 import json
 import math
 import random
-import weakref
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,7 +32,6 @@ from service.errors import (
 )
 from service.wire import tensor_fields
 from service.wire.json_document import parse
-from service.wire.json_process import pack, unpack
 from service.wire.tensor_fields import TensorField, TensorKind
 from service.wire.tensors import TensorForm, answer_form, decode_tensor
 from tests.unit.wire.strict_reference import Documents, regular, strict
@@ -183,21 +181,6 @@ class TestForms:
         for text in ("[1,2]", in_object("float64"), in_object("float32", [2], base64_of(torch.ones(2)))):
             decoded(text).tensor.add_(1)
 
-    @pytest.mark.parametrize("num_before", [1025, 1032])
-    def test_a_tensor_of_the_helper_process_is_aligned_and_holds_nothing_that_came_with_it(self, num_before):
-        class Answer(bytearray):
-            """Unlike a bytearray, it can be referred to weakly."""
-
-        body = json.dumps({"text": "x" * num_before, "query": json.loads(in_object("float64", [3000], [0.5] * 3000))})
-        text, blobs = pack(parse(body.encode(), max_depth=32))
-        answer = Answer(b"".join(blobs))
-        held = weakref.ref(answer)
-        found = decode_tensor(unpack(text, memoryview(answer))["query"], TensorField("/query", FLOAT))
-        del answer
-        assert held() is None
-        assert found.data_ptr() % 8 == 0
-        assert torch.equal(found, torch.full((3000,), 0.5, dtype=torch.float64))
-
 
 class TestShapes:
     @pytest.mark.parametrize("more", [-1, 1, None])
@@ -314,9 +297,9 @@ class TestValues:
 
     def test_an_object_late_in_a_long_list_is_detected(self):
         """Objects keep a list from being read fast, not from being read."""
-        assert "an object at index [9000]" in refused("[" + "1," * 9000 + "{},1]").message
-        assert "an object at index [0][0]" in refused("[[{}]" + ",[1]" * 9000 + "]").message
-        assert isinstance(refused("[[{}]" + ",[1]" * 9000 + ",[1,2]]"), BadShape)
+        assert "an object at index [8000]" in refused("[" + "1," * 8000 + "{},1]").message
+        assert "an object at index [0][0]" in refused("[[{}]" + ",[1]" * 8000 + "]").message
+        assert isinstance(refused("[[{}]" + ",[1]" * 8000 + ",[1,2]]"), BadShape)
 
     def test_a_value_of_another_kind_is_a_bad_mask_in_a_boolean_field_and_a_bad_dtype_elsewhere(self):
         for text in ('["x"]', "[2.5]", "[1e3]"):

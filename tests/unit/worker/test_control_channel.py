@@ -13,7 +13,8 @@ from service.supervisor.channel import MAX_SUPERVISOR_BYTES, MAX_WORKER_BYTES, S
 from service.supervisor.coordinator import Coordinator
 from service.supervisor.status import DesiredState, Phase, ServiceStatus, State, WorkerStatus
 from service.worker.control_channel import MAX_UNANSWERED, ControlChannel
-from tests.doubles import LocalChannel, turns
+from service.worker.local_channel import LocalChannel
+from tests.doubles import turns
 
 
 @pytest.fixture

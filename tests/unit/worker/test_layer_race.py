@@ -23,8 +23,9 @@ from service.supervisor.coordinator import MAX_AGE_S, Coordinator
 from service.supervisor.status import Phase, ServiceStatus
 from service.worker.layer_registry import LayerRegistry, Reconciler
 from service.worker.layer_rollout import LayerRollout
+from service.worker.local_channel import LocalChannel
 from service.worker.readiness import Readiness
-from tests.doubles import LocalChannel, ManualClock, turns
+from tests.doubles import ManualClock, turns
 
 NUM_PROCESSES = 2
 TIMEOUT_S = 1e6

@@ -25,7 +25,8 @@ from service.supervisor.coordinator import Coordinator
 from service.supervisor.status import DesiredState, Phase, State, WorkerStatus
 from service.worker import layer_rollout
 from service.worker.layer_rollout import LayerRollout
-from tests.doubles import LocalChannel, turns
+from service.worker.local_channel import LocalChannel
+from tests.doubles import turns
 
 OLD = {"a": "sha256:1"}
 

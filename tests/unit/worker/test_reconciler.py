@@ -12,7 +12,8 @@ import pytest
 from service.supervisor.coordinator import Coordinator
 from service.supervisor.status import DesiredState, Phase
 from service.worker.layer_registry import Reconciler
-from tests.doubles import LocalChannel, ManualClock, turns
+from service.worker.local_channel import LocalChannel
+from tests.doubles import ManualClock, turns
 
 FIRST = DesiredState(1, Phase.SETTLED, {"a": "1"})
 

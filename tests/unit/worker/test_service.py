@@ -32,8 +32,9 @@ from service.observability.telemetry import Telemetry
 from service.settings import load_settings
 from service.supervisor.status import State
 from service.supervisor.supervisor import EXIT_ENGINE_DOWN, EXIT_FAILED, EXIT_REFUSED
+from service.worker.local_channel import LocalChannel
 from service.worker.service import Service, watch_loads
-from tests.doubles import LocalChannel, lone_metrics, turns
+from tests.doubles import lone_metrics, turns
 from tests.unit.layers.checkpoints import stored
 
 DOWN = EngineDown("the device failed")
@@ -299,7 +300,7 @@ def test_a_thread_that_does_not_end_delays_the_end_by_at_most_the_time_for_all_t
             if hangs == "engine":
                 monkeypatch.setattr(service.engine, "close", hang)
             else:
-                checking = asyncio.ensure_future(service.layer_requests.run_off_loop(hang))
+                checking = asyncio.ensure_future(service.shared.run_off_loop(hang))
                 await turns()
         assert not service.is_over()
         assert ended == []

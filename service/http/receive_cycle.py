@@ -1,15 +1,15 @@
-"""Stands in for the transport's Cycle where an application runs without it, as under an ASGI client in process."""
+"""ReceiveCycle: what a request needs of its transport, from ASGI's `receive` alone, under servers other than ours."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 
-from service.http.asgi import CYCLE, Application, Message, Receive, Scope, Send
+from service.http.asgi import Message, Receive
 
 
 class ReceiveCycle:
-    """What the application needs of a Cycle, by ASGI's `receive` alone; a task waits for the disconnect."""
+    """A RequestCycle of one request; while a disconnect is to be reported, a task waits for it."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
@@ -37,12 +37,3 @@ class ReceiveCycle:
         while (await self.receive())["type"] != "http.disconnect":
             pass
         callback()
-
-
-def without_transport(application: Application) -> Application:
-    """Return the application for an ASGI client in process, which has no Cycle."""
-
-    async def called(scope: Scope, receive: Receive, send: Send) -> None:
-        await application({**scope, CYCLE: ReceiveCycle(receive)}, receive, send)
-
-    return called

@@ -1,4 +1,4 @@
-"""Model routes of the Open Inference Protocol: metadata, readiness, configuration and statistics.
+"""Inference routes: the metadata, readiness, configuration and statistics of the Open Inference Protocol (`/v2`).
 
 Invariants: a layer is a model; its one version is "1". Statistics are summed over the processes. What is not served (loading,
 shared memory, tracing) is not announced.
@@ -69,7 +69,7 @@ class ModelMetadata(BaseModel):
     optional_outputs: list[TensorMetadata] = Field(description="if requested")
 
 
-def make_models_router(service: ServiceView) -> APIRouter:
+def make_inference_router(service: ServiceView) -> APIRouter:
     router = APIRouter(tags=["open inference protocol"])
     statistics = Throttle(lambda: _statistics(service), LoopClock())
 
@@ -96,7 +96,7 @@ def make_models_router(service: ServiceView) -> APIRouter:
         state = {"version": VERSION, "state": "READY", "reason": ""}
         return JSONResponse([{"name": model.name, **state} for model in service.catalog.models()])
 
-    _add_model_routes(router, service, statistics)
+    _add_inference_routes(router, service, statistics)
     return router
 
 
@@ -113,7 +113,7 @@ def _statistics_answer(*stats: bytes) -> Response:
     return Response(b'{"model_stats":[' + b",".join(stats) + b"]}", media_type="application/json")
 
 
-def _add_model_routes(router: APIRouter, service: ServiceView, statistics: Throttle[dict[str, bytes]]) -> None:
+def _add_inference_routes(router: APIRouter, service: ServiceView, statistics: Throttle[dict[str, bytes]]) -> None:
     """Add each route with and without the version in its path."""
 
     async def metadata(request: Request) -> ModelMetadata:
