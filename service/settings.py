@@ -181,9 +181,9 @@ class Settings(BaseSettings):
     probe_s: Timeout = 10.0
     """a layer without an answer for this long is probed with a real forward pass (seconds)"""
     stuck_s: Timeout = 60.0
-    """longest step of a batch or of a layer's load; on a CPU a long batch has several steps, on a GPU every batch has one; if a
-    step takes longer, all waiting requests of the process fail and it is replaced; the watchdog also replaces a process whose
-    event loop is silent for this long, at least 10 s (seconds)"""
+    """longest time without progress of a batch, and longest step of a layer's load; on a CPU a batch progresses many times a
+    second, on a GPU only when it ends; after that, all waiting requests of the process fail and it is replaced; the watchdog also
+    replaces a process whose event loop is silent for this long, at least 10 s (seconds)"""
     layer_change_s: Timeout = 30.0
     """time for all processes to load or unload a layer at run time; if one is late, the rollout is aborted in all; a PUT
     first reads the layer's file, which may take as long (seconds)"""

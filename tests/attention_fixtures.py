@@ -87,8 +87,9 @@ class OneLayer:
         self.engine = Engine(options)
         self.loaded = self.engine.load(spec, make_tensors(spec, seed)).result()
 
-    def run(self, calls: Sequence[Call], *, is_inline: bool = False) -> Future[Any]:
-        return self.engine.run([LayerCall(self.loaded, call) for call in calls], is_inline=is_inline)
+    def run(self, calls: Sequence[Call], *, is_inline: bool = False, is_long: bool = False) -> Future[Any]:
+        works = [LayerCall(self.loaded, call) for call in calls]
+        return self.engine.run(works, is_inline=is_inline, is_long=is_long).future
 
     def close(self) -> None:
         self.engine.close()

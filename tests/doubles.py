@@ -6,6 +6,7 @@ Invariants: nothing here sleeps or polls; time passes only by `ManualClock.advan
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import heapq
 import inspect
@@ -17,6 +18,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from service.batching.engine_protocol import Progress
 from service.batching.job import BatchInfo
 from service.errors import CostLimit, EngineDown
 from service.observability.metrics import Metrics
@@ -75,41 +77,45 @@ class ManualClock:
         return sum(call.callback is not None for _, _, call in self._calls)
 
 
-class PreemptedBatch:
-    """A batch of a GateEngine between two of its steps."""
+@dataclasses.dataclass
+class GateProgress:
+    """The progress of a GateEngine's batch: a test says when it goes on."""
 
-    def __init__(self, engine: GateEngine, batch: list[Any]) -> None:
-        self._engine = engine
-        self._batch = batch
+    num_points: int = 0
+    seconds: float = 0.0
+    filler_rows: int = 0
+    is_stopped: bool = False
 
-    def resume(self) -> Future[Any]:
-        assert self._engine.preempted is self
-        self._engine.preempted = None
-        return self._engine.hold(self._batch)
+    def stop(self) -> None:
+        self.is_stopped = True
 
-    def drop(self) -> None:
-        assert self._engine.preempted is self
-        self._engine.preempted = None
-        self._engine.dropped.append(self._batch)
+
+class Held(NamedTuple):
+    """A batch that a GateEngine holds."""
+
+    batch: list[Any]
+    future: Future[Any]
+    progress: GateProgress
 
 
 class GateEngine:
-    """An engine that holds each batch until the test opens the gate; it insists on one batch at a time.
+    """An engine that holds each batch until the test opens the gate; it insists on one short and one long batch at a time.
 
     `is_open` answers at once. `bad` payloads fail every batch they are in; more than `room` of them are too much for its
-    memory. `answer` may be replaced to return nonsense.
+    memory. `answer` may be replaced to return nonsense. `first_rate` is that of its self-checks.
     """
 
     def __init__(self, *, is_open: bool = False) -> None:
         self.is_open = is_open
+        self.first_rate = 0.0
         self.bad: dict[Any, BaseException] = {}
         self.room = 10**9
         self.answer: Callable[[Batch], Any] = echo
         self.batches: list[list[Any]] = []
         self.inline_flags: list[bool] = []  # for each of them, whether it was run inline
-        self.held: tuple[list[Any], Future[Any]] | None = None  # the held batch and its future
-        self.preempted: PreemptedBatch | None = None  # a long one, which goes on when it is resumed
-        self.dropped: list[list[Any]] = []
+        self.long_flags: list[bool] = []  # for each of them, whether it was long
+        self.held: dict[bool, Held] = {}  # the held batches, by whether they are long
+        self.stopped: list[list[Any]] = []  # batches that were stopped before they ended
 
     @property
     def executed(self) -> list[Any]:
@@ -118,31 +124,34 @@ class GateEngine:
 
     @property
     def is_busy(self) -> bool:
-        return self.held is not None and not self.held[1].done()
+        """Whether a short batch is held."""
+        return self.is_held()
+
+    def is_held(self, *, is_long: bool = False) -> bool:
+        return is_long in self.held and not self.held[is_long].future.done()
 
     @property
     def in_hand(self) -> list[Any]:
-        """The batch that is held."""
-        assert self.held is not None, "no batch is held"
-        return self.held[0]
+        """The short batch that is held."""
+        assert False in self.held, "no batch is held"
+        return self.held[False].batch
 
-    def run(self, batch: Batch, *, is_inline: bool = False) -> Future[Any]:
+    def rate(self, payload: Any) -> float:
+        return self.first_rate
+
+    def run(self, batch: Batch, *, is_inline: bool = False, is_long: bool = False) -> Held:
         self.batches.append(list(batch))
         self.inline_flags.append(is_inline)
-        return self.hold(list(batch))
-
-    def hold(self, batch: list[Any]) -> Future[Any]:
-        """From now on this batch is in hand."""
-        assert not self.is_busy, "two batches in flight"
-        future: Future[Any] = Future()
-        self.held = (batch, future)
+        self.long_flags.append(is_long)
+        assert not self.is_held(is_long=is_long), "two batches in flight on one thread"
+        held = self.held[is_long] = Held(list(batch), Future(), GateProgress())
         if self.is_open:
-            self.release()
-        return future
+            self.release(is_long=is_long)
+        return held
 
-    def release(self) -> None:
+    def release(self, *, is_long: bool = False) -> None:
         """The held batch ends as its payloads deserve."""
-        batch, future = self._take()
+        batch, future = self._take(is_long)
         bad = [self.bad[payload] for payload in batch if payload in self.bad]
         if len(batch) > self.room:
             future.set_exception(CostLimit("too much for the memory"))
@@ -151,35 +160,31 @@ class GateEngine:
         else:
             future.set_result(self.answer(batch))
 
-    def preempt(self) -> None:
-        """The held batch has done one of its steps."""
-        assert self.preempted is None, "two batches are preempted"
-        batch, future = self._take()
-        self.preempted = PreemptedBatch(self, batch)
-        future.set_result(self.preempted)
-
     def open(self) -> None:
-        """The held batch ends, and later ones at once."""
+        """The held batches end, and later ones at once."""
         self.is_open = True
-        if self.is_busy:
-            self.release()
+        for is_long in (False, True):
+            if self.is_held(is_long=is_long):
+                self.release(is_long=is_long)
 
-    def fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException, *, is_long: bool = False) -> None:
         """The held batch fails."""
-        self._take()[1].set_exception(error)
+        self._take(is_long)[1].set_exception(error)
 
-    def die(self) -> None:
+    def die(self, *, is_long: bool = False) -> None:
         """The held batch fails, and no later one will be answered."""
-        self.fail(EngineDown("the compute thread ended"))
+        self.fail(EngineDown("the compute thread ended"), is_long=is_long)
 
     def drop(self) -> None:
         """The held batch is cancelled from the engine's side."""
-        assert self._take()[1].cancel()
+        assert self._take(False)[1].cancel()
 
-    def _take(self) -> tuple[list[Any], Future[Any]]:
-        assert self.held is not None, "no batch is held"
-        held, self.held = self.held, None
-        return held
+    def _take(self, is_long: bool) -> tuple[list[Any], Future[Any]]:
+        assert is_long in self.held, "no batch is held"
+        batch, future, progress = self.held.pop(is_long)
+        if progress.is_stopped:
+            self.stopped.append(batch)
+        return batch, future
 
 
 class BatchDone(NamedTuple):
@@ -205,6 +210,8 @@ class RecordingObserver:
 
     def queue_changed(self, num_jobs: int, num_bytes: int) -> None:
         self.queue.append((num_jobs, num_bytes))
+
+    def computed(self, progress: Progress) -> None: ...
 
     def batch_done(self, lane: Hashable, batch: BatchInfo, compute_s: float) -> None:
         self.batches.append(BatchDone(lane, batch, compute_s))

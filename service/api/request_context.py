@@ -267,7 +267,8 @@ class RequestContext:
         self._shared.note_cost((layer.name, self._is_binary), cost, record.bytes_in)
         work, deadline = LayerCall(layer.loaded, call), self._complete + self._timeout_s
         lane = self._lane(cost, is_float64=work.is_float64)
-        outcome = await self._shared.batcher.submit(work, lane=lane, cost=cost, deadline=deadline, caller=self._key)
+        own = self._complete + self.limits.timeout_s
+        outcome = await self._shared.batcher.submit(work, lane, cost, deadline, self._key, own_deadline=own)
         record.batch, record.queue_s, record.compute_s = outcome.batch, outcome.queue_s, outcome.compute_s
         record.masked_rows, record.stage = request.masked_rows, "sending"
         self._answered = self._shared.now()

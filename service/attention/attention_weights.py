@@ -19,7 +19,7 @@ import torch
 from service.attention import top_k
 from service.attention.call import Stage, TopK, Weights, WeightsWanted
 from service.attention.kernels import Heads, attend, is_small, small_weights
-from service.attention.preemption import preemption_point
+from service.attention.progress import stop_point
 
 # Query rows whose scores are computed together. A row's bits depend on its block, so blocks are fixed.
 BLOCK_ROWS = 128
@@ -109,7 +109,7 @@ class Scores(NamedTuple):
             scores = q.new_empty(len(some), num_rows, keys)
             for i, head in enumerate(some):
                 torch.mm(q[head, block], k[head // shared].T, out=scores[i])
-            preemption_point()
+            stop_point()
             scores.mul_(self.scale)
             if is_capped and self.softcap is not None:
                 scores.div_(self.softcap).tanh_().mul_(self.softcap)

@@ -1,23 +1,20 @@
-"""Engine: loads layers and runs batches of calls on a compute thread; callers get concurrent futures.
+"""Engine: loads layers and runs batches of calls on two compute threads; callers get concurrent futures.
 
-Invariants: One thread computes at a time: the engine's own, or the caller's for an inline batch while the engine is idle. A
-long batch is preempted after each step (`preemption.py`); until it resumes, the engine's second thread computes other batches.
-Results depend neither on other calls of the batch (P1) nor on whether weights are requested (P2). A layer serves only after a
-self-check with real forward passes; a batch that runs between the steps of one computes each sequence alone. Batches run
-between the steps of a load, and these while a batch is preempted. Out of memory fails the batch, not the process. After the
-device has failed, every batch fails with EngineDown. No table keeps loaded layers alive: when the last catalog or request that
-holds one goes, its memory is free. Only the thread that computes changes a loaded layer.
+Invariants: On a CPU one thread computes long batches, loads and the first batch in a dtype; the other computes short batches. The
+caller's thread may compute an inline batch while the short batches' thread is idle: these two share a lock. A GPU has one thread.
+The operating system shares the cores between the threads. Results depend neither on other calls of the batch or on the other
+thread (P1) nor on whether weights are requested (P2). A layer serves only after a self-check with real forward passes. The steps
+of loads and long batches take turns. Out of memory fails the batch, not the process. After the device has failed, every batch
+fails with EngineDown. No table keeps loaded layers alive: when the last catalog or request that holds one goes, its memory is
+free. Only the thread of long batches changes a loaded layer.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import math
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -28,9 +25,9 @@ import torch
 from service.attention.call import Answer, AttentionCall, Call
 from service.attention.heap import trim
 from service.attention.layer import Layer
-from service.attention.preemption import Steps, preempted_s, preemption_point
+from service.attention.progress import Progress, current
 from service.attention.scaled_dot_product import ScaledDotProduct
-from service.attention.self_check import Variant, checks
+from service.attention.self_check import Variant, checks, first_rate
 from service.attention.spec import LayerSpec
 from service.errors import CostLimit, EngineDown
 
@@ -39,13 +36,13 @@ _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 # Messages after which a device's context is lost (an illegal address, a device-side assert, "uncorrectable ECC error"): every
 # later call of this process fails as well. torch raises AcceleratorError, libraries below it a plain RuntimeError.
 _DEVICE_FAILED = ("cuda error", "cublas_status", "cudnn_status", "device-side assert")
+# How long a load computes in its turn: with a step a turn it would take a minute beside a stream of batches of a second.
+LOAD_S = 0.1
 _CLOSED = "the engine is closed"
 _DOWN = "the device failed; this process computes nothing until it is replaced"
 
 R = TypeVar("R")
 Answers = Sequence[Answer]
-# Result of one step of a batch: the answers, or the preempted batch itself.
-Step = Answers | Steps[Answers]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -55,8 +52,6 @@ class EngineOptions:
     num_threads: int = 1
     exact: bool = False
     """Whether a GPU takes one sequence at a time, so that bits do not depend on the batch."""
-    step_s: float = math.inf
-    """After how long a batch is preempted, so that other batches can compute."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -94,8 +89,8 @@ class LoadedLayer:
     spec: LayerSpec | None
     tensors: Mapping[str, torch.Tensor]
     variants: dict[torch.dtype, Variant] = dataclasses.field(default_factory=dict)
-    unchecked: dict[torch.dtype, Variant] = dataclasses.field(default_factory=dict)
-    """Variants whose self-check has begun: batches between its steps compute with them, one sequence at a time."""
+    rates: dict[torch.dtype, float] = dataclasses.field(default_factory=dict)
+    """Flops per second of the last pass of each variant's self-check."""
     seconds: float = 0.0
     """The compute thread's time to load it, self-check included."""
 
@@ -115,27 +110,32 @@ class LayerCall(NamedTuple):
         return self.call.query.dtype == torch.float64
 
 
+class Running(NamedTuple):
+    """A batch on its thread."""
+
+    future: Future[Answers]
+    progress: Progress
+
+
 class Engine:
     def __init__(self, options: EngineOptions) -> None:
         self.options = options
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="compute", initializer=self._enter_thread)
-        self._second = ThreadPoolExecutor(1, thread_name_prefix="compute-beside", initializer=self._enter_thread)
         self._threads: list[threading.Thread] = []  # threads that have started
-        self._steps: weakref.WeakSet[Steps[Answers]] = weakref.WeakSet()  # batches submitted to a thread
-        self._preempted = threading.Event()  # set while a long batch waits for its next step
-        self._lock = threading.Lock()  # held by the thread that computes
-        self._load_steps = deque[Callable[[], None]]()  # each waits for a thread
+        self._short = ThreadPoolExecutor(1, thread_name_prefix="compute", initializer=self._enter_thread)
+        self._long = self._short
+        if options.device.type == "cpu":
+            self._long = ThreadPoolExecutor(1, thread_name_prefix="compute-long", initializer=self._enter_thread)
+        self._lock = threading.Lock()  # held while a short or an inline batch is computed
+        self._batches: weakref.WeakSet[Future[Answers]] = weakref.WeakSet()
         self._is_closed = False
         self._loaded: weakref.WeakSet[LoadedLayer] = weakref.WeakSet()  # changed on the callers' thread only
-        # Written by the thread that computes; readers on other threads see a slightly old value.
+        # A thread's processor time, so that a rate does not depend on what else computes. A GPU computes beside the thread.
+        self._clock = time.thread_time if options.device.type == "cpu" else time.perf_counter
         self.load_step_began: float | None = None
-        """By time.perf_counter, while a step of a load runs."""
-        self.busy_seconds = 0.0
-        self.filler_rows = 0
-        """Filler rows computed so far (see `projection.py`)."""
+        """By time.perf_counter, while a step of a load runs; written by the thread of long batches."""
 
     def load(self, spec: LayerSpec | None, tensors: Mapping[str, torch.Tensor]) -> Future[LoadedLayer]:
-        """Put a layer on the device and check it step by step; batches that arrive meanwhile run between the steps.
+        """Put a layer on the device and check it step by step; long batches that arrive meanwhile run between the steps.
 
         Without a spec it is attention without a layer. The future fails with EngineDown if the device has failed or the engine
         is closed meanwhile, and with the error of Layer or of torch otherwise. Raises EngineDown if the engine is closed.
@@ -143,38 +143,41 @@ class Engine:
         if self._is_closed:
             raise EngineDown(_CLOSED)
         loaded, done = LoadedLayer(spec, tensors), Future[LoadedLayer]()
-        self._second.submit(int)  # starts its thread before it is needed
+        self._short.submit(int)  # starts its thread before it is needed
         self._loaded.add(loaded)
-        self._load_steps.append(partial(self._step, loaded, self._variant_steps(loaded, self._dtype(loaded)), done))
-        self._submit(self._next_step)
+        self._submit(self._long, partial(self._step, loaded, self._variant_steps(loaded, self._dtype(loaded)), done))
         return done
 
-    def run(self, batch: Sequence[LayerCall], *, is_inline: bool = False) -> Future[Step]:
-        """Run one forward pass for calls to the same layer in the same dtype; return answers in order, or a preempted batch.
+    def run(self, batch: Sequence[LayerCall], *, is_inline: bool = False, is_long: bool = False) -> Running:
+        """Run one forward pass for calls to the same layer in the same dtype; the future gives the answers in order.
 
         With `is_inline` the caller's thread may compute the batch before `run` returns: waking the engine's thread and then the
-        caller can take as long as a small batch. While one batch is preempted, others are not; the caller awaits them before
-        it resumes that one. The future fails with CostLimit if memory runs out and with EngineDown if the device has failed.
-        Raises EngineDown if the engine is closed.
+        caller can take as long as a small batch. A long batch computes beside the others, and so does the first batch in a dtype,
+        because it builds the layer's variant. The future fails with CostLimit if memory runs out, with Stopped if the batch was
+        stopped, and with EngineDown if the device has failed. Raises EngineDown if the engine is closed.
         """
-        if is_inline and (done := self._run_inline(batch)) is not None:
-            return done
-        step_s = math.inf if self._preempted.is_set() else self.options.step_s
-        steps: Steps[Answers] = Steps(self._lock, step_s, self._preempted, self._submit_waiting_step)
-        self._steps.add(steps)
-        first = steps.first  # a batch that has failed has another one
-        self._submit(partial(steps.run, partial(self._run, batch)))
-        return first
+        progress = Progress()
+        if is_inline and (done := self._run_inline(batch, progress)) is not None:
+            return Running(done, progress)
+        is_long = is_long or not self.rate(batch[0])
+        future = self._submit(self._long if is_long else self._short, partial(self._compute, batch, progress, is_long))
+        self._batches.add(future)
+        return Running(future, progress)
+
+    def rate(self, call: LayerCall) -> float:
+        """Return the flops per second of the self-check in the dtype of this call; 0 if nothing was computed in it so far."""
+        return call.loaded.rates.get(self._dtype(call.loaded, is_float64=call.is_float64), 0.0)
 
     def close(self, timeout_s: float | None = None) -> bool:
-        """Let the running batch finish, drop waiting batches and end the threads; return whether each ended in `timeout_s`."""
+        """Let running batches finish, drop waiting ones and end the threads; return whether both ended in `timeout_s`."""
         self._is_closed = True
-        for steps in list(self._steps):
-            steps.finish()
-        for pool in (self._thread, self._second):
+        for future in list(self._batches):
+            future.cancel()
+        for pool in (self._short, self._long):
             pool.shutdown(wait=timeout_s is None)
+        until = time.monotonic() + (timeout_s or 0.0)
         for thread in self._threads:
-            thread.join(timeout_s)
+            thread.join(None if timeout_s is None else max(0.0, until - time.monotonic()))
         return not any(thread.is_alive() for thread in self._threads)
 
     @property
@@ -185,26 +188,28 @@ class Engine:
         return sum(layer.num_bytes for loaded in list(self._loaded) for layer in list(loaded.variants.values()))
 
     def release(self) -> Future[None]:
-        """Return memory that no layer needs any more to the device or, on a CPU, to the system."""
-        return self._submit(self._release)
+        """Return memory that no layer needs any more to the device or, on a CPU, to the system; never beside short batches."""
+        return self._submit(self._short, self._release)
 
-    def _submit(self, work: Callable[[], R]) -> Future[R]:
+    def _submit(self, pool: ThreadPoolExecutor, work: Callable[[], R]) -> Future[R]:
         try:
-            return (self._second if self._preempted.is_set() else self._thread).submit(work)
+            return pool.submit(work)
         except RuntimeError as error:  # the pool is shut down
             raise EngineDown(_CLOSED) from error
 
-    def _submit_waiting_step(self) -> None:
-        if self._load_steps:
-            with contextlib.suppress(EngineDown):  # the batch that is preempted goes on to its end
-                self._submit(self._next_step)
+    def _compute(self, batch: Sequence[LayerCall], progress: Progress, is_long: bool) -> Answers:
+        """Compute the batch on a thread of the engine."""
+        if is_long and self._long is not self._short:
+            with progress:
+                return self._run(batch)
+        with self._lock, progress:
+            try:
+                return self._run(batch)
+            except CostLimit:
+                self._release()
+                raise
 
-    def _next_step(self) -> None:
-        with self._lock:
-            if self._load_steps:  # else it ran while a batch was preempted
-                self._load_steps.popleft()()
-
-    def _run_inline(self, batch: Sequence[LayerCall]) -> Future[Step] | None:
+    def _run_inline(self, batch: Sequence[LayerCall], progress: Progress) -> Future[Answers] | None:
         """Compute the batch on the caller's thread; return None where the compute thread has to, also if it fails here.
 
         Not on a GPU, which computes beside the caller's thread. Not with several torch threads: torch would start as many again
@@ -214,14 +219,14 @@ class Engine:
         cycle keeps the tensors until a garbage collection, just when memory is short. A BaseException would end the event loop.
         """
         num_threads = max(self.options.num_threads, torch.get_num_threads())
-        if self._is_closed or self.options.device.type != "cpu" or num_threads > 1:
+        if self._is_closed or self.options.device.type != "cpu" or num_threads > 1 or not self.rate(batch[0]):
             return None
-        dtype = self._dtype(batch[0].loaded, is_float64=batch[0].is_float64)
-        if dtype not in batch[0].loaded.variants or not self._lock.acquire(blocking=False):
+        if not self._lock.acquire(blocking=False):
             return None
-        done: Future[Step] = Future()
+        done: Future[Answers] = Future()
         try:
-            done.set_result(self._run(batch))
+            with progress:
+                done.set_result(self._run(batch))
         except BaseException:  # noqa: BLE001 (see above)
             return None
         finally:
@@ -237,25 +242,26 @@ class Engine:
 
     @torch.inference_mode()
     def _step(self, loaded: LoadedLayer, steps: Iterator[None], done: Future[LoadedLayer]) -> None:
-        """Run one step of a load and submit the next, which queues behind batches that arrived meanwhile.
+        """Run steps of a load for about LOAD_S and submit the rest, which queues behind long batches that arrived meanwhile.
 
         The caller may cancel `done` at any time, also during the last step.
         """
-        if done.cancelled() or self._is_closed:
-            if done.set_running_or_notify_cancel():  # if cancelled, this ends a `concurrent.futures.wait` for it
-                done.set_exception(EngineDown(_CLOSED))
-            return
-        self.load_step_began = started = time.perf_counter()
+        until = time.perf_counter() + LOAD_S
         try:
-            next(steps)
-            loaded.seconds += time.perf_counter() - started
-            self._load_steps.append(partial(self._step, loaded, steps, done))
-            self._submit(self._next_step)
+            while True:
+                if done.cancelled() or self._is_closed:
+                    raise EngineDown(_CLOSED)  # noqa: TRY301
+                self.load_step_began = before = time.perf_counter()
+                next(steps)
+                loaded.seconds += time.perf_counter() - before
+                if time.perf_counter() >= until:
+                    self._submit(self._long, partial(self._step, loaded, steps, done))
+                    return
         except StopIteration:
             if done.set_running_or_notify_cancel():
                 done.set_result(loaded)
         except BaseException as error:  # noqa: BLE001 (the future carries the failure to the caller)
-            if done.set_running_or_notify_cancel():
+            if done.set_running_or_notify_cancel():  # if cancelled, this ends a `concurrent.futures.wait` for it
                 # Without the traceback, whose frames hold the layer and `done`, which holds the error.
                 done.set_exception(EngineDown(_DOWN) if _has_device_failed(error) else error.with_traceback(None))
         finally:
@@ -270,57 +276,44 @@ class Engine:
         layer: Variant = ScaledDotProduct(dtype=dtype, device=device)
         if loaded.spec is not None:
             layer = Layer(loaded.spec, loaded.tensors, dtype=dtype, device=device)
-        loaded.unchecked[dtype] = layer
-        try:
-            for kept in checks(layer):
-                is_bitwise = is_bitwise and kept
-                yield
-        finally:
-            del loaded.unchecked[dtype]
+        for kept in checks(layer):
+            is_bitwise = is_bitwise and kept
+            yield
         # By default a GPU promises only a tolerance, so only the exact mode runs sequences one at a time there.
         layer.is_sequential = not is_bitwise if device.type == "cpu" else self.options.exact
-        self._count_filler(layer)
-        loaded.variants[dtype] = layer
+        rate = first_rate(layer, self._clock)
+        loaded.variants[dtype], loaded.rates[dtype] = layer, rate
 
     @torch.inference_mode()
     def _run(self, batch: Sequence[LayerCall]) -> Answers:
-        started = time.perf_counter()
         try:
             return self._forward(batch)
         except (MemoryError, RuntimeError) as error:
             has_device_failed = _has_device_failed(error)
             if not has_device_failed and not _is_out_of_memory(error):
                 raise
-        finally:
-            self.busy_seconds += time.perf_counter() - started - preempted_s()
         # Raised outside the handler: the caught exception would keep the batch's tensors alive.
         if has_device_failed:
             raise EngineDown(_DOWN)
-        self._release()
         raise CostLimit("the engine ran out of memory on this request; send fewer or shorter sequences")
 
     def _forward(self, batch: Sequence[LayerCall]) -> Answers:
         loaded = batch[0].loaded
         dtype = self._dtype(loaded, is_float64=batch[0].is_float64)
-        is_unchecked = dtype in loaded.unchecked  # by a batch that is preempted
-        if dtype not in loaded.variants and not is_unchecked:  # the first call in this dtype
+        if dtype not in loaded.rates:  # the first batch in this dtype; the next ones wait for it on this thread
             for _ in self._variant_steps(loaded, dtype):
-                preemption_point()
-        layer = loaded.unchecked[dtype] if is_unchecked else loaded.variants[dtype]
+                pass
+        calls: list[Any] = [one.call for one in batch]  # the wire makes calls of the layer's own kind
+        started, progress = self._clock(), current()
         try:
-            calls: list[Any] = [one.call for one in batch]  # the wire makes calls of the layer's own kind
-            answers = layer.forward_apart(calls) if is_unchecked else layer.forward(calls)
+            answers = loaded.variants[dtype].forward(calls)
         finally:
-            self._count_filler(layer)
+            if progress is not None:
+                progress.seconds += self._clock() - started
         rows = [answer.output.shape[:2] for answer in answers]
         if rows != [one.call.query.shape[:2] for one in batch]:
             raise RuntimeError("the layer's answers do not match the calls. This is a bug.")
         return answers
-
-    def _count_filler(self, layer: Variant) -> None:
-        """Add the layer's count to the engine's and reset it; a difference would count batches between two steps twice."""
-        self.filler_rows += layer.filler_rows
-        layer.filler_rows = 0
 
     def _dtype(self, loaded: LoadedLayer, *, is_float64: bool = False) -> torch.dtype:
         """Return the dtype to compute in: float64 for float64 queries; else the service's for a layer, float32 without one."""

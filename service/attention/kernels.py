@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from service.attention.preemption import preemption_point
+from service.attention.progress import stop_point
 
 # Up to this many scores, 2 MiB of float32, the definition takes as long as torch's fused kernel and gives the weights as well.
 # With a mask it is 10 % slower (with a bias per head 30 %), and in 16 bits 10 %, because its scores are wider: never used there.
@@ -77,7 +77,7 @@ def _in_pieces(heads: Heads, mask: torch.Tensor, scale: float, pieces: Sequence[
         masked = mask if mask.shape[0] == 1 else mask[some]
         masked = masked if masked.shape[1] == 1 else masked[:, rows]
         o_NLV[some, rows] = _fused(part, masked, scale, len(part.q))[0]
-        preemption_point()
+        stop_point()
     return o_NLV
 
 
@@ -161,7 +161,7 @@ def attend_same_length(views: Heads, length: int, scale: float, output: torch.Te
             target.copy_(attend(ready(Heads(*group), None), None, scale))
         else:
             target.copy_(_attend(Heads(*(x.flatten(0, 1) for x in copied(group))), None, scale, num_heads))
-        preemption_point()
+        stop_point()
 
 
 def ready(views: Heads, mask: torch.Tensor | None) -> Heads:

@@ -24,7 +24,7 @@ from service.attention.attention_weights import attend_with_weights, joined
 from service.attention.call import Answer, Call, Weights
 from service.attention.kernels import Heads
 from service.attention.masks import lowered_on
-from service.attention.preemption import preemption_point
+from service.attention.progress import note_filler, stop_point
 from service.attention.projection import Packed, Plain, Projection
 from service.attention.spec import LayerSpec
 from service.errors import LayerNotLoaded
@@ -49,7 +49,6 @@ class Layer:
         self.spec = spec
         self.dtype = dtype
         self.is_sequential = False
-        self.filler_rows = 0
         moved = {name: tensor.to(device, dtype) for name, tensor in tensors.items()}
         # With an infinite value every answer would be NaN.
         if beyond := [name for name, tensor in moved.items() if not all(map(math.isfinite, tensor.aminmax()))]:
@@ -88,11 +87,12 @@ class Layer:
         return separate, projection.packed(together) if is_fused else None
 
     def forward(self, calls: Sequence[Call]) -> list[Answer]:
-        """Return one answer per call, in order. The calls of a pass share matrix products unless the layer is sequential."""
-        return self.forward_apart(calls) if self.is_sequential else self._forward(calls)
+        """Return one answer per call, in order.
 
-    def forward_apart(self, calls: Sequence[Call]) -> list[Answer]:
-        """Return one answer per call, in order; each sequence is computed alone, so its bits depend on no other sequence."""
+        The calls of a pass share matrix products. A sequential layer computes one sequence at a time.
+        """
+        if not self.is_sequential:
+            return self._forward(calls)
         return [_joined([self._forward([part])[0] for part in call.sequences()]) for call in calls]
 
     def _forward(self, calls: Sequence[Call]) -> list[Answer]:
@@ -105,7 +105,7 @@ class Layer:
         rows = [call.query.shape[0] * max(call.query.shape[1], call.source.shape[1]) for call in calls]
         passes = [order] if self._like.device.type != "cpu" else _passes(order, rows)
         for indices in passes:
-            preemption_point()
+            stop_point()
             found = self._run_pass([calls[i] for i in indices], [sort_keys[i] for i in indices])
             answers.update(zip(indices, found, strict=True))
         return [answers[i] for i in range(len(calls))]
@@ -138,9 +138,9 @@ class Layer:
         return [Answer(part.to(call.query), found) for call, part, found in parts]
 
     def _rows_with_filler(self, tokens: int, num_products: int) -> int:
-        """Round the row count up, and add the difference to `filler_rows`."""
+        """Round the row count up; the difference counts as filler of the batch, once for each product."""
         rows = projection.padded_rows(tokens, self._least_rows)
-        self.filler_rows += (rows - tokens) * num_products
+        note_filler((rows - tokens) * num_products)
         return rows
 
     def _attend_all(
@@ -206,7 +206,7 @@ class Layer:
                 context, weights = attend_with_weights(heads, mask, self.spec.scale, call.weights)
                 output.copy_(context)
                 found.append(weights)
-            preemption_point()
+            stop_point()
         return joined(found) if found else None
 
     def _kernel_heads(self, views: Heads, mask: torch.Tensor | None) -> Heads:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from service.attention.preemption import preemption_point
+from service.attention.progress import stop_point
 
 # Scores of one step: a step takes less than a millisecond and its temporaries stay in the cache.
 STEP_CELLS = 2**18
@@ -146,7 +146,7 @@ class CombinedMask:
             in_run = [] if run is None else [_in_run(run, block, keys)]
             for allowed in [*(_allowed(_of_rows(values, block)) for values in blocking), *in_run]:
                 torch.where(allowed, part, _BLOCKED[dtype], out=part)
-            preemption_point()
+            stop_point()
         return table
 
 
@@ -174,11 +174,11 @@ def lowered_on(
 
 
 def _in_steps(values: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield some rows of [N, L, S] at a time; a batch may be preempted behind each of these steps."""
+    """Yield some rows of [N, L, S] at a time; there is a stop point behind each of these steps."""
     heads, _, keys = values.shape
     for rows in values.split(max(1, STEP_CELLS // (heads * keys)), dim=1):
         yield rows
-        preemption_point()
+        stop_point()
 
 
 def _add(part: torch.Tensor, biases: Sequence[torch.Tensor], *, is_clamped: bool) -> None:

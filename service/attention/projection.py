@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 import torch
 import torch.nn.functional as F
 
-from service.attention.preemption import preemption_point
+from service.attention.progress import stop_point
 
 ROW_MULTIPLE = 4
 # At an inner width that is no multiple of 4, oneMKL's rounding depends on the number of rows in most layers.
@@ -92,7 +92,7 @@ class Plain(Projection):
         sizes.append(len(x_RK) - sum(sizes))
         for part, place in zip(x_RK.split(sizes), y.split(sizes), strict=True):
             place.copy_(F.linear(part, self.weight, self.bias))
-            preemption_point()
+            stop_point()
         return y
 
     def rows(self, start: int, stop: int) -> Plain:
@@ -119,7 +119,7 @@ class Packed(Projection):
         y = x_RK.new_empty(len(x_RK), self.weight.shape[0])
         for part, place in zip(x_RK.split(sizes), y.split(sizes), strict=True):
             place.copy_(self._product(part))
-            preemption_point()
+            stop_point()
         return y
 
     def _product(self, x_RK: torch.Tensor) -> torch.Tensor:

@@ -18,14 +18,13 @@ from service.attention.attention_weights import Scores, joined, selected
 from service.attention.call import Answer, AttentionCall, Weights
 from service.attention.kernels import Heads
 from service.attention.masks import lowered_on
-from service.attention.preemption import preemption_point
+from service.attention.progress import stop_point
 
 
 class ScaledDotProduct:
     """softmax(softcap(q·kᵀ·scale) + mask)·v (Vaswani et al. 2017, eq. 1) in one dtype on one device."""
 
     num_bytes = 0
-    filler_rows = 0
 
     def __init__(self, *, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype = dtype
@@ -35,8 +34,6 @@ class ScaledDotProduct:
     def forward(self, calls: Sequence[AttentionCall]) -> list[Answer]:
         """Return one answer per call, in order."""
         return [self._answer(call) for call in calls]
-
-    forward_apart = forward
 
     def _answer(self, call: AttentionCall) -> Answer:
         outputs = _empty_output(call)
@@ -56,7 +53,7 @@ class ScaledDotProduct:
                 scores.append(selected(source, call.scores))
             if call.has_lse:
                 sums.append(source.log_sums().to("cpu"))
-            preemption_point()
+            stop_point()
         return Answer(
             outputs,
             weights=joined(weights) if weights else None,

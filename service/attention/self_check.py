@@ -2,16 +2,18 @@
 
 Invariants: It runs real forward passes, so it is the warm-up as well. It compares bits, never within a tolerance. A result
 holds for one layer, dtype, device and number of threads, so the check runs for each. It also checks P2: requesting weights
-does not change the output.
+does not change the output. The first forecasts come from a pass that follows it.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 
+from service.attention import cost
 from service.attention.call import AttentionCall, Call, WeightsWanted
 from service.attention.layer import MAX_ROWS, Layer
 from service.attention.masks import CombinedMask, Sizes, causal
@@ -23,6 +25,10 @@ LENGTHS = (1, 2, 3, 5, 11, 12, 13, 1, 30, 7, 64, 20, 9, 33)
 # Lengths at which one sequence skips the copy but a group does not (`kernels.ready`): checked alone and twice in one call.
 SAME_LENGTHS = (4, 8, 16, 24, 48, 64, 128)
 SEED = 20260
+# Sequences, heads, rows and head width of the attention that `first_rate` measures; a layer's calls have as many rows.
+RATED = (1, 8, 128, 64)
+# A coarse clock may measure 0.
+SHORTEST_S = 1e-6
 # What computes calls: a layer, or attention without a layer.
 Variant = Layer | ScaledDotProduct
 
@@ -33,6 +39,27 @@ def checks(layer: Variant) -> Iterator[bool]:
     A step is one pass of at most MAX_ROWS rows, so that batches can compute in between.
     """
     return _attention_checks(layer) if isinstance(layer, ScaledDotProduct) else _layer_checks(layer)
+
+
+def first_rate(layer: Variant, clock: Callable[[], float]) -> float:
+    """Return the flops per second of one pass about as large as a full batch, at least 1; `cost.py` counts the flops.
+
+    Small batches take longer for their flops, so forecasts from this rate are rather too short than too long.
+    """
+    calls: list[Any]
+    if isinstance(layer, ScaledDotProduct):
+        x = torch.randn(RATED, generator=torch.Generator().manual_seed(SEED), dtype=layer.dtype)
+        calls = [AttentionCall(x, x, x, x.shape[3] ** -0.5)]
+        work = cost.attention_flops(calls[0], Sizes(*RATED[:3], RATED[2]))
+    else:
+        spec, length = layer.spec, RATED[2]
+        rows = functools.partial(_rows, layer, length, generator=torch.Generator().manual_seed(SEED))
+        call = Call(rows(spec.query_width), rows(spec.key_width), rows(spec.value_width))
+        calls = [call] * (MAX_ROWS // length)
+        work = len(calls) * cost.flops(spec, Sizes(1, spec.num_heads, length, length), None, None)
+    started = clock()
+    layer.forward(calls)
+    return max(1.0, work / max(clock() - started, SHORTEST_S))
 
 
 def _attention_checks(layer: ScaledDotProduct) -> Iterator[bool]:

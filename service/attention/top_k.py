@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 
 from service.attention.call import TopK
-from service.attention.preemption import preemption_point
+from service.attention.progress import stop_point
 
 # Above this share of the keys, selecting and ordering costs more than sorting all keys.
 MAX_CHOSEN_SHARE = 0.25
@@ -35,7 +35,7 @@ def largest(weights: torch.Tensor, k: int) -> TopK:
         else:
             values[part], indices[part] = _chosen(rows[part], k)
         rows[part].scatter_(-1, indices[part], 0.0)
-        preemption_point()
+        stop_point()
     # Never a sum of one row alone: torch splits a sum with a single result by its number of threads.
     rest = rows.sum(-1) if len(rows) > 1 else rows.expand(2, -1).sum(-1)[:1]
     return TopK(*(found.unflatten(0, weights.shape[:-1]) for found in (values, indices, rest)))

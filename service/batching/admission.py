@@ -2,7 +2,8 @@
 
 Independent of asyncio, the engine, clocks and the settings.
 Invariants: A request that could never run is not admitted. A refusal for cost or for lack of room names the value and the limit,
-unless the limit is a key's share. Every QueueFull carries a retry time.
+unless the limit is a key's share. Every QueueFull carries a retry time. Limits and shares hold for all queues together. Forecasts
+beyond the service's own deadline are a QueueFull, those beyond the caller's a DeadlineExceeded.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from service.batching.job import Cost, Work
-from service.batching.policy import BATCH_OVERHEAD_FLOPS, MAX_FLOPS_BETWEEN, Lanes
+from service.batching.policy import Lanes, Totals
 from service.errors import CostLimit, DeadlineExceeded, QueueFull
 
 # Seconds after which a long queue is not a burst.
 BURST_S = 0.1
-# An overload goes on until its lane is empty and has refused nothing for this time. If large requests, a few in each batch,
-# arrive at three times the capacity, some batches pass without a refusal; a sooner end would let the next burst in.
+# An overload ends when its lane is empty and has refused nothing for this time. Large requests are few in each batch, so even at
+# three times the capacity some batches pass without a refusal. A shorter time would end the overload there, and admit a burst.
 CALM_S = 4 * BURST_S
 # A queue with more batches than this is long. Fewer would make three callers, each with requests that fill a batch, an overload.
 MAX_BATCHES = 2
@@ -35,6 +36,8 @@ WINDOW = 16
 # A coarse clock may measure 0.
 SHORTEST_S = 1e-6
 LONGEST_RETRY_S = 60
+# Beside short batches that keep its worker's core busy a long batch gets half of that core.
+SLOWDOWN = 2.0
 # A caller that has jobs waiting may hold at most four times what stays free for others: alone, at most four fifths of the queue.
 SHARE = 4
 
@@ -143,25 +146,34 @@ class Congestion:
 class Speed:
     """The rates of the last batches, and the batch that runs: forecasts when a job will be answered.
 
-    Invariants: Before the first batch there is no forecast. Retry-After follows the mean rate. A refusal for lack of time follows
-    the median rate, so that a single stall (a page fault, a paused machine) refuses nothing. Small batches predict large ones
-    badly, and large ones small ones, so a forecast is the shorter of two: by work and by number of jobs. If nothing is ahead
-    there is no forecast either, so that a guess alone refuses no request.
+    Invariants: Before the first batch forecasts follow the rate of a self-check, and there are none without. Retry-After follows
+    the mean rate. A refusal for lack of time follows the median rate, so that a single stall (a page fault, a paused machine)
+    refuses nothing. Small batches predict large ones badly, and large ones small ones, so a forecast is the shorter of two: by
+    work and by number of jobs. If nothing is ahead there is no forecast either, so that a guess alone refuses no request.
     """
 
     def __init__(self) -> None:
         self.rate = 0.0
-        """Flops per second of the median batch; 0 before the first."""
-        self.charge_rate = 0.0
-        """`rate` if the overhead of each batch counts as work too; `Batcher` charges lanes by it."""
+        """Flops per second of the median batch; 0 if unknown."""
         self._batches: deque[tuple[Work, float]] = deque(maxlen=WINDOW)
-        self._s_per_job = self._batch_s = 0.0
+        self._rates: deque[float] = deque(maxlen=WINDOW)
+        self._s_per_job = math.inf
+        self._batch_s = 0.0
         self._running = Work(0, 0)
         self._began = 0.0
 
-    def begin(self, work: Work, now: float, done_s: float = 0.0) -> None:
-        """Record that a batch begins, or resumes after it has run for `done_s`."""
-        self._running, self._began = Work(max(0, work.flops - int(self.rate * done_s)), work.num_jobs), now
+    def seed(self, rate: float) -> None:
+        """Begin with this rate of a self-check, if nothing is known yet; it counts as half of the batches that are remembered.
+
+        The first batches of a process take many times as long as later ones.
+        """
+        if rate and not self._rates:
+            self._rates.extend([rate] * (WINDOW // 2))
+            self.rate = rate
+
+    def begin(self, work: Work, now: float) -> None:
+        """Record that a batch begins."""
+        self._running, self._began = work, now
 
     def end(self) -> None:
         """Record that nothing runs."""
@@ -170,41 +182,54 @@ class Speed:
     def note(self, work: Work, seconds: float) -> None:
         """Record how long a batch took."""
         self._batches.append((Work(max(work.flops, 1), max(work.num_jobs, 1)), max(seconds, SHORTEST_S)))
+        latest, took = self._batches[-1]
+        self._rates.append(latest.flops / took)
+        self.rate = statistics.median_low(self._rates)
         # Lists, not generators: those would cost a call for each item, after every batch.
-        self.rate = statistics.median_low([work.flops / took for work, took in self._batches])
-        charges = [(work.flops + BATCH_OVERHEAD_FLOPS) / took for work, took in self._batches]
-        self.charge_rate = statistics.median_low(charges)
         self._s_per_job = statistics.median_low([took / work.num_jobs for work, took in self._batches])
         self._batch_s = statistics.median_low([took for _, took in self._batches])
 
     def retry_after_s(self, flops: int) -> int:
         """Return whole seconds until `flops` of queued work are likely done, at least 1 and at most 60."""
-        if not self._batches:
+        if not self.rate:
             return 1
-        rate = sum(work.flops for work, _ in self._batches) / sum(seconds for _, seconds in self._batches)
+        rate = self.rate
+        if self._batches:
+            rate = sum(work.flops for work, _ in self._batches) / sum(seconds for _, seconds in self._batches)
         return max(1, math.ceil(min(flops / rate, LONGEST_RETRY_S)))
 
     def is_sure_in(self, left_s: float, flops: int) -> bool:
         """Whether `finish_s` is less than `left_s` even if all queued `flops` and the whole running batch come first."""
         return self._batch_s + (self._running.flops + flops) / (self.rate or math.inf) < left_s
 
-    def finish_s(self, flops: int, ahead: Work, same_lane: Work, now: float, most_left_s: float = math.inf) -> float:
+    def finish_s(self, flops: int, ahead: Work, same_lane: Work, now: float) -> float:
         """Return seconds until a job of `flops` is likely answered, with `ahead` to be done before it and `same_lane` waiting.
 
-        The sum of what is left of the running batch (at most `most_left_s`), the work ahead, and the job's own batch. Jobs of
-        the same lane fill that batch up to the usual length. 0 if nothing is known or nothing is ahead.
+        The sum of what is left of the running batch, the work ahead, and the job's own batch. Jobs of the same lane fill that
+        batch up to the usual length. 0 if nothing is known or nothing is ahead.
         """
-        if not self._batches or not (ahead.num_jobs or self._running.num_jobs):
+        if not self.rate or not (ahead.num_jobs or self._running.num_jobs):
             return 0.0
 
         def likely_s(seconds: Callable[[Work], float]) -> float:
-            left_s = max(0.0, min(seconds(self._running) - (now - self._began), most_left_s))
+            left_s = max(0.0, seconds(self._running) - (now - self._began)) if self._running.num_jobs else 0.0
             own_s = seconds(Work(flops, 1))
-            return left_s + seconds(ahead) + max(own_s, min(self._batch_s, own_s + seconds(same_lane)))
+            batch_s = min(self._batch_s, own_s + seconds(same_lane)) if same_lane.num_jobs else 0.0
+            return left_s + (seconds(ahead) if ahead.num_jobs else 0.0) + max(own_s, batch_s)
 
         return min(
             likely_s(lambda work: work.flops / self.rate), likely_s(lambda work: work.num_jobs * self._s_per_job)
         )
+
+
+@dataclass(slots=True)
+class Queue:
+    """What waits for one compute thread. It alone owns the speed of that thread and the congestion of its lanes."""
+
+    is_long: bool
+    lanes: Lanes[Any]
+    speed: Speed
+    congestion: Congestion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,26 +244,44 @@ class QueueLimits:
     max_request_tokens: int  # of one request, as the next two
     max_request_cells: int
     max_weights_bytes: int
-    max_step_s: float  # a step of a batch that takes longer counts as stuck
+    stuck_s: float  # a batch that makes no progress for this long is stuck
     inline_s: float  # a batch that likely ends within this time runs inline; 0: none does
-    step_s: float  # a batch is preempted after about this time
+    long_s: float  # a request that likely takes longer is long, and a short batch ends within this time; infinite: none is long
 
 
 class Admission:
-    """Checks what may join the queue of `lanes`, and says what a refused request may expect."""
+    """Checks what may join one of the two queues, and says what a refused request may expect."""
 
-    def __init__(self, limits: QueueLimits, lanes: Lanes[Any]) -> None:
-        self.speed = Speed()
-        self.congestion = Congestion(limits.standing_wait_s)
+    def __init__(self, limits: QueueLimits, short: Queue, long: Queue) -> None:
         self._limits = limits
-        self._lanes = lanes
+        self._short = short
+        self._long = long
 
-    def check(self, lane: Hashable, cost: Cost, left_s: float, now: float, caller: Hashable) -> None:
-        """Check a job with a deadline in `left_s`; raise CostLimit, QueueFull or DeadlineExceeded."""
+    @property
+    def waiting(self) -> Totals:
+        """The totals of all waiting jobs."""
+        return self._short.lanes + self._long.lanes
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the number of jobs alone lets no other one in."""
+        return self._short.lanes.num_jobs + self._long.lanes.num_jobs >= self._limits.capacity
+
+    def check(
+        self,
+        queue: Queue,
+        lane: Hashable,
+        cost: Cost,
+        deadline: float,
+        own_deadline: float,
+        caller: Hashable,
+        now: float,
+    ) -> None:
+        """Check a job before it joins `queue`; raise CostLimit, QueueFull or DeadlineExceeded."""
         self._check_cost(cost)
         self.check_room(cost, caller)
-        self.check_congestion(lane, now, caller)
-        self._check_time(lane, cost.flops, left_s, now, caller)
+        self.check_congestion(queue, lane, now, caller)
+        self._check_time(queue, lane, cost.flops, deadline - now, own_deadline - now, now, caller)
 
     def _check_cost(self, cost: Cost) -> None:
         """Raise CostLimit for a request that could never run, even with an empty queue."""
@@ -256,70 +299,80 @@ class Admission:
 
     def check_room(self, cost: Cost, caller: Hashable) -> None:
         """Raise QueueFull if the queue has no room for this cost (jobs, bytes or scores), or none for this caller."""
-        lanes, limits = self._lanes, self._limits
-        if lanes.num_jobs >= limits.capacity:
-            reason = f"{lanes.num_jobs} requests wait; the queue holds at most {limits.capacity}"
-        elif lanes.num_cells + cost.cells > limits.max_cells and lanes.num_jobs:
+        waiting, limits = self.waiting, self._limits
+        if waiting.num_jobs >= limits.capacity:
+            reason = f"{waiting.num_jobs} requests wait; the queue holds at most {limits.capacity}"
+        elif waiting.num_cells + cost.cells > limits.max_cells and waiting.num_jobs:
             reason = (
-                f"{lanes.num_cells} attention scores wait and this request has {cost.cells}; "
+                f"{waiting.num_cells} attention scores wait and this request has {cost.cells}; "
                 f"the queue holds at most {limits.max_cells}"
             )
-        elif lanes.num_bytes + cost.input_bytes > limits.max_bytes:
+        elif waiting.num_bytes + cost.input_bytes > limits.max_bytes:
             reason = (
-                f"{lanes.num_bytes} bytes wait and this request has {cost.input_bytes}; "
+                f"{waiting.num_bytes} bytes wait and this request has {cost.input_bytes}; "
                 f"the queue holds at most {limits.max_bytes}"
             )
-        elif caller is not None and self._exceeds_its_share(cost, caller):
+        elif caller is not None and self._exceeds_its_share(cost, waiting, caller):
             reason = "this key's waiting requests fill the part of the queue that one key may use"
         else:
             return
-        raise QueueFull(reason, retry_after_s=self.speed.retry_after_s(lanes.num_flops))
+        each_s = [queue.speed.retry_after_s(queue.lanes.num_flops) for queue in (self._short, self._long)]
+        raise QueueFull(reason, retry_after_s=max(each_s))
 
-    def _exceeds_its_share(self, cost: Cost, caller: Hashable) -> bool:
+    def _exceeds_its_share(self, cost: Cost, waiting: Totals, caller: Hashable) -> bool:
         """Return whether a caller with waiting jobs would hold more than SHARE times the room left for others.
 
         Source: dynamic thresholds (Choudhury and Hahne 1998).
         """
-        lanes, limits, held = self._lanes, self._limits, self._lanes.held(caller)
+        limits, held = self._limits, self._short.lanes.held(caller) + self._long.lanes.held(caller)
         return held.num_jobs > 0 and any(
             own + new > SHARE * (limit - num_waiting - new)
             for own, new, num_waiting, limit in (
-                (held.num_jobs, 1, lanes.num_jobs, limits.capacity),
-                (held.num_bytes, cost.input_bytes, lanes.num_bytes, limits.max_bytes),
-                (held.num_cells, cost.cells, lanes.num_cells, limits.max_cells),
+                (held.num_jobs, 1, waiting.num_jobs, limits.capacity),
+                (held.num_bytes, cost.input_bytes, waiting.num_bytes, limits.max_bytes),
+                (held.num_cells, cost.cells, waiting.num_cells, limits.max_cells),
             )
         )
 
-    def check_congestion(self, lane: Hashable, now: float, caller: Hashable, coming_flops: int = 0) -> None:
+    def check_congestion(
+        self, queue: Queue, lane: Hashable, now: float, caller: Hashable, coming_flops: int = 0
+    ) -> None:
         """Raise QueueFull if the lane is in sustained overload, where waiting adds only latency.
 
         With several callers, only those above their fair share are refused. `coming_flops` of later requests count as this one's.
         """
-        if not self.congestion.has_long_queue:
+        if not queue.congestion.has_long_queue:
             return
-        overloaded_s = self.congestion.refuse(lane, self._lanes.jobs(lane).fair_share(caller).flops + coming_flops, now)
+        share = queue.lanes.jobs(lane).fair_share(caller).flops
+        overloaded_s = queue.congestion.refuse(lane, share + coming_flops, now)
         if overloaded_s is not None:
             raise QueueFull(
                 f"for {overloaded_s:.1f} s requests of this kind have arrived faster than they can be computed",
-                retry_after_s=self.speed.retry_after_s(self._lanes.ahead(lane, caller).flops),
+                retry_after_s=queue.speed.retry_after_s(queue.lanes.ahead(lane, caller).flops),
             )
 
-    def _check_time(self, lane: Hashable, flops: int, left_s: float, now: float, caller: Hashable) -> None:
-        """Raise DeadlineExceeded if the deadline has passed or the answer would likely come after it.
+    def _check_time(
+        self, queue: Queue, lane: Hashable, flops: int, left_s: float, own_left_s: float, now: float, caller: Hashable
+    ) -> None:
+        """Raise QueueFull if the answer would likely come after the service's own deadline, which waits for a shorter queue.
 
-        An overloaded service that admits such requests spends its time on answers that come too late.
+        Raise DeadlineExceeded if the caller's deadline has passed or decides. An overloaded service that admits such requests
+        spends its time on answers that come too late.
         """
         if left_s <= 0:
             raise DeadlineExceeded("the deadline passed before the request was queued")
-        lanes = self._lanes
-        if self.speed.is_sure_in(left_s, lanes.num_flops + flops):
+        # A long batch has half of a saturated worker's core.
+        slowdown = SLOWDOWN if queue.is_long and self._short.lanes.num_jobs else 1.0
+        lanes, speed = queue.lanes, queue.speed
+        if speed.is_sure_in(left_s / slowdown, lanes.num_flops + flops):
             return
-        queue = lanes.jobs(lane)
-        # A job that may run between two steps of the running batch waits for one step of it at most.
-        may_run_between = lane != lanes.long_lane and flops <= MAX_FLOPS_BETWEEN
-        most_left_s = self._limits.step_s if may_run_between else math.inf
-        same_lane = Work(queue.flops, len(queue))
-        likely_s = self.speed.finish_s(flops, lanes.ahead(lane, caller), same_lane, now, most_left_s)
+        waiting, ahead = lanes.jobs(lane), lanes.ahead(lane, caller)
+        likely_s = slowdown * speed.finish_s(flops, ahead, Work(waiting.flops, len(waiting)), now)
+        if likely_s > own_left_s:
+            raise QueueFull(
+                f"with the work queued ahead the answer would take {likely_s:.3f} s, longer than any request may",
+                retry_after_s=speed.retry_after_s(int(slowdown * ahead.flops)),
+            )
         if likely_s > left_s:
             raise DeadlineExceeded(
                 f"with the work queued ahead the answer would take {likely_s:.3f} s; the deadline is in {left_s:.3f} s"

@@ -1,10 +1,11 @@
-"""Batcher: admits jobs, dispatches them to the engine in batches, and settles each with a result or an error.
+"""Batcher: admits jobs to one of two queues, short or long, and settles each job with a result or an error.
 
-Independent of tensors, HTTP and metrics. The policy chooses batches, admission refuses jobs, the runner retries failed batches.
+Independent of tensors, HTTP and metrics. The policy chooses batches, admission refuses jobs, a dispatcher serves each queue, the
+runner retries failed batches.
 Invariants: Every admitted job is settled exactly once. Check and append happen without an await in between. All state changes are
-synchronous methods on the loop, so there are no locks. One batch is in flight at a time. At most one more is preempted between
-two of its steps, while due batches of other lanes get their share. Nothing polls. Before an inline batch blocks the loop, arrived
-requests are taken in, as far as they fit. If the task dies or a step does not end, every job fails. Draining admits nothing.
+synchronous methods on the loop, so there are no locks. A long job, or one of unknown length, never delays a short one: each queue
+has its own batch in flight, virtual time and speed. If a dispatcher dies or a batch makes no progress, every job fails. Draining
+admits nothing.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Generic
 
-from service.batching.admission import Admission, QueueLimits
+from service.batching.admission import Admission, Congestion, Queue, QueueLimits, Speed
+from service.batching.dispatcher import Dispatcher
 from service.batching.engine_protocol import Engine, Observer
 from service.batching.job import NOTHING, Cost, Job, Outcome, P, R
-from service.batching.policy import MAX_FLOPS_BETWEEN, BatchLimits, FairQueue, Lanes, full_batch
-from service.batching.runner import Runner
+from service.batching.policy import BatchLimits, Lanes
+from service.batching.runner import MAX_SEQUENCES, InlinePolicy, Runner
 from service.errors import Draining, EngineDown, NotReady, ServiceError
 from service.loop_time import Clock
 
@@ -27,7 +29,7 @@ DOWN = "the engine has stopped; this process computes nothing until it is replac
 
 
 class Batcher(Generic[P, R]):
-    """The queue of one engine, on one event loop."""
+    """The queues of one engine, on one event loop."""
 
     def __init__(
         self,
@@ -37,56 +39,78 @@ class Batcher(Generic[P, R]):
         clock: Clock,
         observer: Observer,
     ) -> None:
-        self._batch_limits = batch_limits
-        self._queue_limits = queue_limits
+        self._engine = engine
+        self._limits = queue_limits
         self._clock = clock
         self._observer = observer
-        self._lanes: Lanes[Job[P, R]] = Lanes()
-        self._admission = Admission(queue_limits, self._lanes)
-        self._speed, self._congestion = self._admission.speed, self._admission.congestion
-        self._running: list[Job[P, R]] = []  # the batch in flight, settled members included
-        self._preempted: list[Job[P, R]] = []  # the long batch that is preempted between two steps, likewise
-        self._runner = Runner(engine, clock, observer, self._speed, queue_limits, self._give_way)
-        self._changed = asyncio.Event()  # a job arrived, left or finished, or a drain began: wakes the task and `drain`
-        self._task: asyncio.Task[None] | None = None
+        self._policy = InlinePolicy(queue_limits.inline_s)
+        queues = [
+            Queue(is_long, Lanes(), Speed(), Congestion(queue_limits.standing_wait_s)) for is_long in (False, True)
+        ]
+        self._admission = Admission(queue_limits, *queues)
+        beside = asyncio.Lock()
+        self._short, self._long = self._dispatchers = [
+            Dispatcher(
+                queue,
+                Runner(engine, clock, observer, queue, queue_limits, self._policy, beside),
+                self._admission,
+                batch_limits,
+                queue_limits,
+                clock,
+                self._report_queue,
+            )
+            for queue in queues
+        ]
+        self._tasks: list[asyncio.Task[None]] = []
         self.is_draining = False
-        self._is_stopping = False
+        self._is_stopping = self._has_died = False
         self._failure: EngineDown | None = None
 
     @property
     def is_alive(self) -> bool:
-        return self._task is not None and not self._task.done()
+        return bool(self._tasks) and not any(task.done() for task in self._tasks)
 
     async def ended_within(self, seconds: float) -> bool:
-        """Wait until the batcher's task ends, at most that long; return whether it has ended."""
-        assert self._task is not None, "the batcher was not started. This is a bug."
-        await asyncio.wait([self._task], timeout=seconds)
-        return self._task.done()
+        """Wait until a dispatcher ends, at most that long; return whether one has ended."""
+        assert self._tasks, "the batcher was not started. This is a bug."
+        await asyncio.wait(self._tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        return not self.is_alive
 
     @property
     def num_queued(self) -> int:
-        return self._lanes.num_jobs
+        return self._admission.waiting.num_jobs
 
     @property
     def num_running(self) -> int:
-        """Number of unsettled jobs in the batch in flight and in the preempted one."""
-        return sum(not job.is_settled for job in (*self._running, *self._preempted))
+        """Number of unsettled jobs in the batches in flight."""
+        return sum([dispatcher.num_running for dispatcher in self._dispatchers])
 
     def start(self) -> None:
-        if self._task is not None:
+        if self._tasks:
             raise RuntimeError("the batcher was started twice. This is a bug.")
-        self._task = asyncio.get_running_loop().create_task(self._serve(), name="batcher")
-        self._task.add_done_callback(self._end)
+        loop = asyncio.get_running_loop()
+        for name, dispatcher in (("batcher", self._short), ("batcher-long", self._long)):
+            self._tasks.append(loop.create_task(dispatcher.serve(), name=name))
+        for task in self._tasks:
+            task.add_done_callback(self._end)
 
     async def submit(
-        self, payload: P, lane: Hashable, cost: Cost, deadline: float, caller: Hashable = None
+        self,
+        payload: P,
+        lane: Hashable,
+        cost: Cost,
+        deadline: float,
+        caller: Hashable = None,
+        own_deadline: float = math.inf,
     ) -> Outcome[R]:
         """Return the answer to a payload by a finite deadline on the clock; distinct callers get fair shares.
+
+        `own_deadline` is the service's, which the caller's may precede: a forecast beyond it is a QueueFull.
 
         Raises CostLimit, QueueFull or NotReady before admission, Draining, DeadlineExceeded or EngineDown before or after it,
         EngineFailed or the engine's own ServiceError after it. Cancelling it at any moment leaves nothing behind.
         """
-        job = self.admit(payload, lane, cost, deadline, caller)
+        job = self.admit(payload, lane, cost, deadline, caller, own_deadline)
         try:
             return await job.promise
         finally:
@@ -94,49 +118,75 @@ class Batcher(Generic[P, R]):
             # Else a cycle keeps the tensors until a garbage collection: error -> traceback -> frame -> job -> promise -> error.
             del job, payload
 
-    def admit(self, payload: P, lane: Hashable, cost: Cost, deadline: float, caller: Hashable = None) -> Job[P, R]:
+    def admit(
+        self,
+        payload: P,
+        lane: Hashable,
+        cost: Cost,
+        deadline: float,
+        caller: Hashable = None,
+        own_deadline: float = math.inf,
+    ) -> Job[P, R]:
         """Check a job and append it in one synchronous step."""
         self._check_open()
-        now = self._clock.now()
-        self._admission.check(lane, cost, deadline - now, now, caller)
+        rate = self._engine.rate(payload)
+        dispatcher = self._long if self._is_long(lane, cost, rate) else self._short
+        dispatcher.queue.speed.seed(rate)
+        self._admission.check(dispatcher.queue, lane, cost, deadline, own_deadline, caller, self._clock.now())
         job: Job[P, R] = Job(payload, lane, cost, deadline=deadline, clock=self._clock, caller=caller)
         job.timer = self._clock.call_at(deadline, partial(self._expire, job))
-        self._lanes.append(job)
-        self._changed.set()
+        dispatcher.append(job)
         self._report_queue()
         return job
+
+    def _is_long(self, lane: Hashable, cost: Cost, first_rate: float) -> bool:
+        """Whether the job may take longer than `long_s`: by the rate of its lane, or before the first batch of the self-check.
+
+        Many sequences may take any time, because flops predict it badly, and so may the first computation in a dtype.
+        """
+        if math.isinf(self._limits.long_s):
+            return False
+        rate = self._policy.rate(lane) or first_rate
+        return not first_rate or cost.sequences > MAX_SEQUENCES or cost.flops > rate * self._limits.long_s
 
     def check_open(self, caller: Hashable = None) -> None:
         """Raise the error that even the smallest job of any lane would get now; call it before a job is made."""
         self._check_open()
-        if self._lanes.num_jobs:
+        if self.num_queued:
             self._admission.check_room(NOTHING, caller)
 
     @property
     def is_congested(self) -> bool:
         """Whether any lane has a long queue, so that `check_lane` may raise."""
-        return self._congestion.has_long_queue
+        return any(dispatcher.queue.congestion.has_long_queue for dispatcher in self._dispatchers)
 
     @property
     def num_overloaded(self) -> int:
-        """Number of lanes in sustained overload; 0 while no job waits and no batch runs (a preempted one does not run)."""
-        return self._congestion.num_overloaded if self._lanes.num_jobs or self._running else 0
+        """Number of lanes in sustained overload; 0 of a queue while no job waits there and none of its batches runs."""
+        return sum([dispatcher.num_overloaded for dispatcher in self._dispatchers])
 
     def check_lane(self, lane: Hashable, caller: Hashable = None, coming_flops: int = 0) -> None:
-        """Raise QueueFull if this lane sheds load (`Admission.check_congestion`); `check_open` raises for the other reasons."""
-        self._admission.check_congestion(lane, self._clock.now(), caller, coming_flops)
+        """Raise QueueFull if this lane sheds load in either queue (`Admission.check_congestion`).
+
+        `check_open` raises for the other reasons.
+        """
+        now = self._clock.now()
+        for dispatcher in self._dispatchers:
+            self._admission.check_congestion(dispatcher.queue, lane, now, caller, coming_flops)
 
     def begin_drain(self) -> None:
         """Admit nothing more; dispatch waiting jobs without waiting for others to join them."""
         self.is_draining = True
-        self._changed.set()
+        for dispatcher in self._dispatchers:
+            dispatcher.begin_drain()
 
     async def drain(self, timeout_s: float) -> int:
         """Admit nothing more and finish admitted jobs; after `timeout_s` fail the rest with Draining and return how many."""
         self.begin_drain()
         until = self._clock.now() + timeout_s
-        while self.num_queued + self.num_running and self._clock.now() < until:
-            await self._wait(until)
+        for dispatcher in self._dispatchers:
+            while dispatcher.queue.lanes.num_jobs + dispatcher.num_running and self._clock.now() < until:
+                await dispatcher.wait(until)
         return self.give_up()
 
     def give_up(self) -> int:
@@ -145,97 +195,13 @@ class Batcher(Generic[P, R]):
         return self._fail_all(partial(Draining, "the service shut down before the request finished"))
 
     async def stop(self) -> None:
-        """End the task; jobs that still wait fail with Draining."""
+        """End the tasks; jobs that still wait fail with Draining."""
         self._is_stopping = True
         self.give_up()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-
-    async def _serve(self) -> None:
-        while True:
-            await self._gather()
-            await self._execute()
-            # Under overload a loop tick takes longer than a full batch, so several full batches run in one tick.
-            full = full_batch(self._lanes.next_jobs, self._batch_limits)
-            if not (full and self._runner.is_inline(full)):
-                await self._runner.yield_to_loop()
-
-    async def _gather(self) -> None:
-        """Return when a batch is due; the engine is idle meanwhile."""
-        lanes, capacity = self._lanes, self._queue_limits.capacity
-        if not lanes.num_jobs:
-            lanes.reset_shares()
-            self._congestion.idle(self._clock.now())
-        # Any due lane counts: the next one may still wait for jobs, but the engine would be idle.
-        while lanes.num_jobs < capacity and (due_at := lanes.first_due_at(self._due_at)) > self._clock.now():
-            await self._wait(due_at)
-        # Before an inline batch that can grow blocks the loop, take in arrived requests until a pass over the sockets adds none.
-        num_jobs = 0
-        while (
-            len(jobs := lanes.next_jobs) > num_jobs
-            and lanes.num_jobs < capacity
-            and not full_batch(jobs, self._batch_limits)
-            and self._runner.is_inline(jobs)
-        ):
-            num_jobs = len(jobs)
-            await self._runner.take_in_arrivals()
-
-    async def _wait(self, until: float) -> None:
-        """Wait for the next change or until a time, which may be infinite."""
-        self._changed.clear()
-        timer = self._clock.call_at(until, self._changed.set) if math.isfinite(until) else None
-        try:
-            await self._changed.wait()
-        finally:
-            if timer is not None:
-                timer.cancel()
-
-    def _due_at(self, jobs: FairQueue[Job[P, R]]) -> float:
-        """Return when the next batch of this lane is due: at once unless it waits for more jobs."""
-        max_wait_s = self._queue_limits.max_wait_s
-        if max_wait_s <= 0 or self.is_draining or full_batch(jobs, self._batch_limits):
-            return -math.inf
-        return min(job.due_at(max_wait_s) for job in jobs)
-
-    async def _give_way(self, lane: Hashable, seconds: float, is_last: bool) -> None:
-        """Charge this lane for a step of `seconds`; if its batch is now preempted, run due batches of others, up to their share.
-
-        A long batch waits until the preempted one has ended: at most one is preempted, so the memory held is bounded.
-        """
-        charge = self._speed.charge_rate * seconds
-        if is_last:
-            self._lanes.charge_last_step(lane, charge)
-            return
-        self._lanes.preempt(lane, charge)
-        self._preempted, self._running = self._running, []
-        while self._lanes.num_jobs and (name := self._lanes.next_between(self._may_run_between)) is not None:
-            await self._execute(name)
-            await self._runner.take_in_arrivals()
-        self._running, self._preempted = self._preempted, []
-
-    def _may_run_between(self, jobs: FairQueue[Job[P, R]]) -> bool:
-        """Whether a lane's next batch, made of these jobs, is due and short."""
-        return next(iter(jobs)).cost.flops <= MAX_FLOPS_BETWEEN and self._due_at(jobs) <= self._clock.now()
-
-    async def _execute(self, name: Hashable = None) -> None:
-        """Take a batch (of lane `name`, if given), drop jobs that are over by now (`_is_over`), and run the rest."""
-        batch = self._lanes.take(self._batch_limits, name)
-        if batch:
-            lane, flops = batch[0].lane, sum([job.cost.flops for job in batch])
-            self._congestion.dispatched(lane, flops, self._lanes.jobs(lane).flops, self._speed.rate, self._clock.now())
-        self._running = [job for job in batch if not self._is_over(job)]
-        del batch
-        self._report_queue()
-        await self._runner.run(self._running)
-        self._running = []
-        self._changed.set()
-
-    def _is_over(self, job: Job[P, R]) -> bool:
-        """Whether no caller waits any more; fail a job whose deadline has passed although its timer has not fired yet."""
-        if job.deadline <= self._clock.now():
-            job.expire()
-        return job.is_settled
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
 
     def _expire(self, job: Job[P, R]) -> None:
         """Fail the job at its deadline: if it waits it will not run, and if it runs its result will be discarded."""
@@ -249,41 +215,46 @@ class Batcher(Generic[P, R]):
             self._forget(job)
 
     def _forget(self, job: Job[P, R]) -> None:
-        if self._lanes.remove(job):
-            if not self._lanes.jobs(job.lane):
-                self._congestion.emptied(job.lane, self._clock.now())
+        if any(dispatcher.forget(job) for dispatcher in self._dispatchers):
             self._report_queue()
-        self._changed.set()
 
     def _fail_all(self, error: Callable[[], ServiceError]) -> int:
         """Fail every waiting or running job, each with an error of its own; return how many."""
-        jobs = [*self._running, *self._preempted, *self._lanes.clear()]
+        jobs = [job for dispatcher in self._dispatchers for job in dispatcher.clear()]
         num_failed = sum(job.fail(error()) for job in jobs if not job.is_settled)
-        self._changed.set()
+        for dispatcher in self._dispatchers:
+            dispatcher.runner.stop_if_unwanted()
         self._report_queue()
         return num_failed
 
     def fail(self, failure: EngineDown) -> None:
         """End as if a batch had failed with this error: the engine was found to be down outside a batch."""
-        assert self._task is not None, "the batcher was not started. This is a bug."
+        assert self._tasks, "the batcher was not started. This is a bug."
         self._failure = failure
-        self._task.cancel()
+        self._tasks[0].cancel()
 
     def _end(self, task: asyncio.Task[None]) -> None:
-        """Fail all jobs when the task ends, however it ended, even if it was cancelled before its first step."""
+        """Fail all jobs when the first dispatcher ends, however it ended, even if it was cancelled before its first step."""
         error = self._failure if task.cancelled() else task.exception()
+        if self._has_died:
+            return
+        self._has_died = True
+        for other in self._tasks:
+            other.cancel()
         num_failed = self._fail_all(partial(EngineDown, DOWN))
-        self._running, self._preempted = [], []
+        for dispatcher in self._dispatchers:
+            dispatcher.running = []
         if not self._is_stopping:
             self._observer.died(num_failed, error)
 
     def _check_open(self) -> None:
-        if self._task is not None and self._task.done() and not self._is_stopping:
+        if any(task.done() for task in self._tasks) and not self._is_stopping:
             raise EngineDown(DOWN)
         if self.is_draining:
             raise Draining("the service is shutting down and accepts no new requests")
-        if self._task is None:
+        if not self._tasks:
             raise NotReady("the service has not started yet")
 
     def _report_queue(self) -> None:
-        self._observer.queue_changed(self._lanes.num_jobs, self._lanes.num_bytes)
+        waiting = self._admission.waiting
+        self._observer.queue_changed(waiting.num_jobs, waiting.num_bytes)

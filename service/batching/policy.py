@@ -3,9 +3,8 @@
 It does no I/O and reads no clock, so tests use plain values. A caller is an opaque key: an API key, or None without keys.
 Invariants: A batch keeps every limit, except that its first job is always taken, so there is always progress. Lanes, and
 callers within a lane, get equal shares of work by start-time fair queueing (Goyal, Vin, Cheng 1996): the lane that would start
-earliest in virtual time is next. A new lane starts at the current virtual time, or later if it has debt. Between two steps of
-a long batch, other lanes run if they are due, short and not ahead in virtual time. Jobs of one caller keep their order;
-callers that always have a job waiting get equal work to within one job each.
+earliest in virtual time is next. A new lane starts at the current virtual time, or later if it has debt. Jobs of one caller keep
+their order within a lane; callers that always have a job waiting get equal work to within one job each.
 """
 
 from __future__ import annotations
@@ -27,9 +26,6 @@ JOB_OVERHEAD_FLOPS = 2**24
 # cores that do 170 GFLOP/s, so a batch costs about 2**24 flops however small it is. Without this charge, a lane of tiny
 # jobs would be owed millions of batches for one large batch of another lane.
 BATCH_OVERHEAD_FLOPS = 2**24
-# The largest batch that runs between two steps of a long one, 0.1 s on one core. A larger one waits until the long one has ended,
-# so that at most one long batch is unfinished.
-MAX_FLOPS_BETWEEN = 2**33
 # A job is light if a batch has room for at least this many jobs of its size.
 LIGHT_IN_A_BATCH = 8
 
@@ -132,12 +128,16 @@ class BatchLimits:
 
 @dataclass
 class Totals:
-    """Sums over waiting jobs: those of all lanes, or those of one caller in all lanes."""
+    """Sums over waiting jobs: of one queue or of all, of every caller or of one."""
 
     num_jobs: int = 0
     num_bytes: int = 0
     num_cells: int = 0
     num_flops: int = 0
+
+    def __add__(self, other: Totals) -> Totals:
+        num_jobs, num_bytes = self.num_jobs + other.num_jobs, self.num_bytes + other.num_bytes
+        return Totals(num_jobs, num_bytes, self.num_cells + other.num_cells, self.num_flops + other.num_flops)
 
     def add(self, cost: Cost, sign: int) -> None:
         """Add one job, or with a `sign` of -1 subtract it."""
@@ -155,37 +155,12 @@ class Lanes(Totals, Generic[J]):
         self._lanes: dict[Hashable, FairQueue[J]] = {}
         self._debts: dict[Hashable, int] = {}  # start times of emptied lanes that are ahead of virtual time
         self._virtual_time = 0
-        self.long_lane: Hashable = None
-        """The lane of the last batch that was not taken to run between two steps of another."""
         self._held: dict[Hashable, Totals] = {}
 
     @property
     def next_jobs(self) -> FairQueue[J]:
         """The jobs of the lane that starts earliest in virtual time (of equals, the first created); empty if nothing waits."""
         return min(self._lanes.values(), key=lambda lane: lane.start, default=None) or FairQueue()
-
-    def preempt(self, name: Hashable, charge: float) -> None:
-        """Record that the batch of that lane is preempted after a step that costs `charge` flops.
-
-        The lane's start becomes the current virtual time; its earlier charge is dropped.
-        """
-        self._virtual_time += int(charge)
-        self._debts.pop(name, None)
-        if name in self._lanes:
-            self._lanes[name].start = self._virtual_time
-
-    def charge_last_step(self, name: Hashable, charge: float) -> None:
-        """Charge a lane for the step that ended its batch, since `preempt` has dropped the batch's earlier charge."""
-        if name in self._lanes:
-            self._lanes[name].start += int(charge)
-        else:
-            self._debts[name] = self._virtual_time + int(charge)
-
-    def next_between(self, may_run: Callable[[FairQueue[J]], bool]) -> Hashable | None:
-        """Return the lane to run while a batch is preempted, or None. The preempted batch's own lane never runs."""
-        starts = {name: lane.start for name, lane in self._lanes.items() if lane.start <= self._virtual_time}
-        others = [name for name in starts if name != self.long_lane and may_run(self.jobs(name))]
-        return min(others, key=starts.__getitem__, default=None)
 
     def first_due_at(self, due_at: Callable[[FairQueue[J]], float]) -> float:
         """Return the earliest time that `due_at` gives for a lane; infinite if nothing waits."""
@@ -226,16 +201,11 @@ class Lanes(Totals, Generic[J]):
                 self._debts[job.lane] = lane.start
         return True
 
-    def take(self, limits: BatchLimits, name: Hashable = None) -> list[J]:
-        """Take and charge the next batch, or one of lane `name` to run between two steps; empty only if nothing waits."""
+    def take(self, limits: BatchLimits, max_flops: float = math.inf) -> list[J]:
+        """Take and charge the next batch; empty only if nothing waits."""
         if not self._lanes:
             return []
-        batch, _ = _fitting(self.next_jobs if name is None else self._lanes[name], limits)
-        if name is not None:
-            done = itertools.accumulate(job.cost.flops for job in batch)
-            batch = [job for job, flops in zip(batch, done, strict=True) if flops <= MAX_FLOPS_BETWEEN]
-        else:
-            self.long_lane = batch[0].lane
+        batch, _ = _fitting(self.next_jobs, limits, max_flops)
         lane = self._lanes[batch[0].lane]
         self._virtual_time = max(self._virtual_time, lane.start)
         lane.start += sum([job.cost.flops for job in batch]) + BATCH_OVERHEAD_FLOPS
@@ -279,29 +249,31 @@ def size_class(cost: Cost, limits: BatchLimits) -> int:
     return 2 if fill > 1 else int(fill > 1 / LIGHT_IN_A_BATCH)
 
 
-def full_batch(jobs: Iterable[J], limits: BatchLimits) -> list[J]:
+def full_batch(jobs: Iterable[J], limits: BatchLimits, max_flops: float = math.inf) -> list[J]:
     """Return the next batch of these jobs if it is full, else an empty list."""
-    batch, is_full = _fitting(jobs, limits)
+    batch, is_full = _fitting(jobs, limits, max_flops)
     return batch if is_full else []
 
 
-def _fitting(jobs: Iterable[J], limits: BatchLimits) -> tuple[list[J], bool]:
+def _fitting(jobs: Iterable[J], limits: BatchLimits, max_flops: float) -> tuple[list[J], bool]:
     """Return the first jobs that keep all limits together, and whether they are a full batch: no other job may join.
 
     It is full if its rows, scores or requests are at their limit, or the next job does not fit: skipping one would reorder the
-    lane. At the limit of weights a job without weights may still join.
+    lane. At the limit of weights or flops a job with less of them may still join.
     """
     batch: list[J] = []
-    tokens = cells = weights_bytes = 0
+    tokens = cells = weights_bytes = flops = 0
     for job in jobs:
         tokens += job.cost.tokens
         cells += job.cost.cells
         weights_bytes += job.cost.weights_bytes
+        flops += job.cost.flops
         fits = (
             len(batch) < limits.max_requests
             and tokens <= limits.max_tokens
             and cells <= limits.max_cells
             and weights_bytes <= limits.max_weights_bytes
+            and flops <= max_flops
         )
         if batch and not fits:
             return batch, True

@@ -2,30 +2,31 @@
 
 Independent of callers, and of which jobs run together and when.
 Invariants: Whatever the engine raises or returns becomes a result or a failure of that batch, never an exception of the loop. The
-text of an exception other than a ServiceError never reaches a caller. An engine that is down, or a step that does not end, ends
-the run. A preempted batch resumes only while a caller waits for it. After inline batches have blocked the loop for about
-`inline_s` together, it gets time for other requests.
+text of an exception other than a ServiceError never reaches a caller. An engine that is down, or a batch without progress, ends
+the run. A batch stops when its last caller has left. After inline batches have blocked the loop for about `inline_s` together, it
+gets time for other requests.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import statistics
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic
+from typing import Generic
 
-from service.batching.admission import SHORTEST_S, WINDOW, QueueLimits, Speed
-from service.batching.engine_protocol import STUCK_CHECKS, Engine, Observer, Preempted
+from service.batching.admission import SHORTEST_S, WINDOW, Queue, QueueLimits
+from service.batching.engine_protocol import STUCK_CHECKS, Engine, Observer, Progress
 from service.batching.job import BatchInfo, Job, P, R, Work
 from service.errors import CostLimit, EngineDown, EngineFailed, ServiceError
 from service.loop_time import Clock, Handle
 
-STUCK = "the engine is stuck: a batch runs longer than any batch may"
+STUCK = "the engine is stuck: a batch makes no progress"
 # Loop ticks until a request that a socket holds has become a job or been answered: one reads it, the next runs its task.
 TICKS_TO_ARRIVE = 2
 # A batch of more sequences never runs inline: flops predict its time badly.
@@ -35,9 +36,6 @@ MAX_SEQUENCES = 64
 FAR_TOO_LONG = 3
 # Lanes of unloaded layers are never removed one by one; at this number of lanes the records of all are dropped.
 MAX_LANES = 1024
-# A callback that is awaited after each step of a preempted batch, before it resumes: it gets the batch's lane, the seconds of the
-# step, and whether that was the last.
-AfterStep = Callable[[Hashable, float, bool], Awaitable[object]]
 
 
 @dataclass(slots=True)
@@ -51,12 +49,13 @@ class _Pace:
 
 
 class InlinePolicy:
-    """A batch runs inline if it likely ends in `inline_s`; with 0 none does.
+    """A batch runs inline if it likely ends in `inline_s`; with 0 none does. Knows the rate of each lane.
 
     Invariants: A batch is judged by the rates of its own lane's last batches, because batches of equal flops take different times
-    in other layers and dtypes. A lane has no inline batch before its first batch has run. Flops predict the time of
-    many small sequences worst, so a batch of many never runs inline. At most one batch in seventeen of a lane
-    is misjudged: after a wait that was far too long, or a failed batch, the lane's next sixteen do not run inline.
+    in other layers and dtypes. Rates are those of processor time, so other threads change none. A lane has no inline batch before
+    its first batch has run. Flops predict the time of many small sequences worst, so a batch of many never runs inline. At most
+    one batch in seventeen of a lane is misjudged: after a wait that was far too long, or a failed batch, the lane's next sixteen
+    do not run inline.
     """
 
     def __init__(self, inline_s: float) -> None:
@@ -69,14 +68,16 @@ class InlinePolicy:
         `blocked_s` is how long inline batches have blocked the loop since it last had time for other requests.
         """
         pace = self._lanes.get(lane)
-        if pace is None or pace.batches_off_loop or sequences > MAX_SEQUENCES:
+        if not self._inline_s or pace is None or pace.batches_off_loop or sequences > MAX_SEQUENCES:
             return False
         return flops <= pace.rate * (self._inline_s - blocked_s)
 
+    def rate(self, lane: Hashable) -> float:
+        """Return the flops per second of the median batch of this lane; 0 if none has run."""
+        return 0.0 if (pace := self._lanes.get(lane)) is None else pace.rate
+
     def note(self, lane: Hashable, flops: int, seconds: float, *, waited_s: float) -> None:
         """Record how long a batch of this lane took, and for how much of that the loop waited."""
-        if not self._inline_s:
-            return
         pace = self._lanes.get(lane)
         if pace is None:
             if len(self._lanes) >= MAX_LANES:
@@ -96,30 +97,49 @@ class InlinePolicy:
 
 
 class Runner(Generic[P, R]):
-    """Runs the batches of one engine; `speed` learns from them."""
+    """Runs the batches of one queue; the queue's speed and `policy` learn from them.
+
+    `beside` is locked while a long batch runs, so that a short one that runs out of memory beside it can wait for its end.
+    """
 
     def __init__(
         self,
         engine: Engine[P, R],
         clock: Clock,
         observer: Observer,
-        speed: Speed,
+        queue: Queue,
         limits: QueueLimits,
-        after_step: AfterStep,
+        policy: InlinePolicy,
+        beside: asyncio.Lock,
     ) -> None:
         self._engine = engine
         self._clock = clock
         self._observer = observer
-        self._speed = speed
-        self._max_s = limits.max_step_s
-        self._after_step = after_step
-        self._inline_policy = InlinePolicy(limits.inline_s)
+        self._speed = queue.speed
+        self._is_long = queue.is_long
+        self._limits = limits
+        self._policy = policy
+        self._beside = beside
         self._blocked_s = 0.0  # by inline batches, since the loop last had time for other requests
+        self._computed: list[Job[P, R]] = []  # the jobs of the batch that the engine's thread computes
+        self._progress: Progress | None = None  # of that batch
 
     def is_inline(self, jobs: Iterable[Job[P, R]]) -> bool:
         """Whether a batch of these jobs likely ends so soon that the loop may wait for it."""
+        if self._is_long:
+            return False
         flops, sequences = sum([job.cost.flops for job in jobs]), sum([job.cost.sequences for job in jobs])
-        return self._inline_policy.is_inline(next(iter(jobs)).lane, flops, sequences, self._blocked_s)
+        return self._policy.is_inline(next(iter(jobs)).lane, flops, sequences, self._blocked_s)
+
+    def max_flops(self, lane: Hashable) -> float:
+        """Return the most flops that a batch of this lane may have: a short batch ends in `long_s`."""
+        rate = self._policy.rate(lane)
+        return math.inf if self._is_long or not rate else rate * self._limits.long_s
+
+    def stop_if_unwanted(self) -> None:
+        """Stop the batch that the engine's thread computes if all its callers have left."""
+        if self._progress is not None and all(job.is_settled for job in self._computed):
+            self._progress.stop()
 
     async def take_in_arrivals(self) -> None:
         """Let the event loop take in the requests that have arrived."""
@@ -135,75 +155,78 @@ class Runner(Generic[P, R]):
     async def run(self, jobs: list[Job[P, R]]) -> None:
         """Run these jobs until all are settled; raise EngineDown and leave unsettled jobs to the caller."""
         parts = [jobs]
-        while parts:
-            left = [job for job in parts.pop() if not job.is_settled]
-            if left:
-                parts.extend(reversed(await self._attempt(left)))
+        async with self._beside if self._is_long else contextlib.nullcontext():
+            while parts:
+                left = [job for job in parts.pop() if not job.is_settled]
+                if left:
+                    parts.extend(reversed(await self._attempt(left)))
 
-    async def _attempt(self, jobs: list[Job[P, R]]) -> list[list[Job[P, R]]]:
+    async def _attempt(self, jobs: list[Job[P, R]], *, is_alone: bool = False) -> list[list[Job[P, R]]]:
         """Run these jobs and settle them; return the parts to try instead if several failed together.
 
+        A short batch that runs out of memory beside a long one runs again, alone, before the next long one (P5).
         Nothing here keeps a failure: its traceback holds the tensors whose memory an out-of-memory retry needs.
         """
+        future = await self._ended(jobs)
+        failure = failure_of(future, len(jobs))
+        if failure is None:
+            for job, result in zip(jobs, future.result(), strict=True):
+                job.settle(result)
+            return []
+        is_crowded = isinstance(failure, CostLimit) and not (self._is_long or is_alone) and self._beside.locked()
+        parts = [jobs] if is_crowded else self._parts(jobs, failure)
+        del failure, future
+        if is_crowded:
+            async with self._beside:
+                left = [job for job in jobs if not job.is_settled]
+                return await self._attempt(left, is_alone=True) if left else []
+        if parts:
+            await self.yield_to_loop()
+        return parts
+
+    async def _ended(self, jobs: list[Job[P, R]]) -> Future[Sequence[R]]:
+        """Return the future of the batch of these jobs when it has ended, and record how long that took."""
         costs = [job.cost for job in jobs]
         work, batch, lane = Work(sum([cost.flops for cost in costs]), len(costs)), BatchInfo.of(costs), jobs[0].lane
         for job in jobs:
             job.start(batch)
         started_at = self._clock.now()
         self._speed.begin(work, started_at)
-        future = hand_over(self._engine, [job.payload for job in jobs], is_inline=self.is_inline(jobs))
+        try:
+            running = self._engine.run(
+                [job.payload for job in jobs], is_inline=self.is_inline(jobs), is_long=self._is_long
+            )
+        except Exception as error:  # noqa: BLE001  any exception is this batch's failure
+            self._speed.end()
+            # No local name for the future: error -> traceback -> frame -> future -> error would stay until a gc.
+            return _failed(error)
+        future, progress = running.future, running.progress
+        del running
         # Includes the time of an inline pass that failed and that the engine's thread repeats.
-        waited_s = compute_s = self._clock.now() - started_at
-        # A long batch may be preempted already: then its future is done, but the batch is not.
-        ended_at_once = future.done() and preempted(future) is None
-        if not ended_at_once:
-            last, steps_s = await self._in_steps(jobs, work, future)
-            if last is None:
-                self._speed.end()
-                return []
-            future, compute_s = last, waited_s + steps_s
-            del last
-        self._speed.end()
-        failure = failure_of(future, len(jobs))
-        if failure is None:
-            for job, result in zip(jobs, future.result(), strict=True):
-                job.settle(result)
-            self._speed.note(work, compute_s)
-            self._inline_policy.note(lane, work.flops, compute_s, waited_s=waited_s)
-            self._observer.batch_done(lane, batch, compute_s)
-        parts = [] if failure is None else self._parts(jobs, failure)
-        del failure, future
-        if ended_at_once:
+        waited_s = self._clock.now() - started_at
+        if future.done():
             self._blocked_s += max(waited_s, SHORTEST_S)
-        if parts:
-            await self.yield_to_loop()
-        return parts
+        else:
+            await self._watch(jobs, future, progress)
+        self._speed.end()
+        self._observer.computed(progress)
+        if failure_of(future, len(jobs)) is None:
+            compute_s = self._clock.now() - started_at
+            # Callers wait for the clock. A long batch gets a part of its core, which differs from batch to batch, so its own
+            # speed is that of the processor's time (`Admission` multiplies it).
+            self._speed.note(work, (progress.seconds or compute_s) if self._is_long else compute_s)
+            self._policy.note(lane, work.flops, progress.seconds or compute_s, waited_s=waited_s)
+            self._observer.batch_done(lane, batch, compute_s)
+        return future
 
-    async def _in_steps(
-        self, jobs: list[Job[P, R]], work: Work, future: Future[Any]
-    ) -> tuple[Future[Any] | None, float]:
-        """Return the last step's future (None: no caller waits) and the seconds of all steps; batches in between do not count."""
-        total_s, started_at = 0.0, self._clock.now()
-        while True:
-            await wait_for(future, self._clock, self._max_s)
-            step_s = self._clock.now() - started_at
-            batch = preempted(future)
-            if batch is None:
-                if total_s:  # it was preempted before
-                    await self._after_step(jobs[0].lane, step_s, True)
-                return future, total_s + step_s
-            total_s += step_s
-            try:
-                await self._after_step(jobs[0].lane, step_s, False)
-            except BaseException:
-                batch.drop()
-                raise
-            if all(job.is_settled for job in jobs):
-                batch.drop()
-                return None, total_s
-            started_at = self._clock.now()
-            self._speed.begin(work, started_at, total_s)
-            future = batch.resume()
+    async def _watch(self, jobs: list[Job[P, R]], future: Future[Sequence[R]], progress: Progress) -> None:
+        """Return when the engine's thread has ended the batch, which may be stopped meanwhile."""
+        self._computed, self._progress = jobs, progress
+        self.stop_if_unwanted()
+        try:
+            await wait_for(future, self._clock, self._limits.stuck_s, progress)
+        finally:
+            self._computed, self._progress = [], None
 
     def _parts(self, jobs: list[Job[P, R]], failure: BaseException) -> list[list[Job[P, R]]]:
         """Return halves if memory ran out, since less at once may fit; else single jobs, since any may be the culprit.
@@ -213,9 +236,9 @@ class Runner(Generic[P, R]):
         if isinstance(failure, EngineDown):
             raise failure
         lane, left = jobs[0].lane, [job for job in jobs if not job.is_settled]
-        self._inline_policy.failed(lane)
         if not left:
-            return []
+            return []  # it may have been stopped
+        self._policy.failed(lane)
         if len(jobs) == 1:
             jobs[0].fail(caller_error(failure))
             return []
@@ -227,53 +250,43 @@ class Runner(Generic[P, R]):
         return [[job] for job in left]
 
 
-async def wait_for(future: Future[Sequence[R] | Any], clock: Clock, max_s: float) -> None:
-    """Return when the engine's future is done; raise EngineDown if it is not done at the last of STUCK_CHECKS checks in `max_s`.
+async def wait_for(future: Future[Sequence[R]], clock: Clock, max_s: float, progress: Progress) -> None:
+    """Return when the engine's future is done; raise EngineDown if the batch makes no progress at STUCK_CHECKS checks in `max_s`.
 
-    In that case, or if this is cancelled, a batch that has not begun is cancelled. `asyncio.wrap_future` would not do: it never
-    ends if the future fails with StopIteration, and if the engine cancels a batch, that looks like a cancellation of the caller.
+    In that case, or if this is cancelled, a batch that has not begun is cancelled, and one that has begun is stopped.
+    `asyncio.wrap_future` would not do: it never ends if the future fails with StopIteration, and if the engine cancels a batch,
+    that looks like a cancellation of the caller.
     """
     loop, done = asyncio.get_running_loop(), asyncio.Event()
     timer: Handle
 
-    def check(num_left: int) -> None:
+    def check(num_left: int, num_points: int) -> None:
         nonlocal timer
-        following = partial(check, num_left - 1) if num_left > 1 else done.set
-        timer = clock.call_at(clock.now() + max_s / STUCK_CHECKS, following)
+        if progress.num_points != num_points:
+            num_left, num_points = STUCK_CHECKS, progress.num_points
+        if num_left:
+            timer = clock.call_at(clock.now() + max_s / STUCK_CHECKS, partial(check, num_left - 1, num_points))
+        else:
+            done.set()
 
     def wake(_: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop was closed before its engine
             loop.call_soon_threadsafe(done.set)
 
     future.add_done_callback(wake)
-    check(STUCK_CHECKS)
+    check(STUCK_CHECKS, progress.num_points)
     try:
         await done.wait()
         if not future.done():
             raise EngineDown(STUCK)
     finally:
         timer.cancel()
-        future.cancel()
+        if not future.done():
+            future.cancel()
+            progress.stop()
 
 
-def hand_over(engine: Engine[P, R], batch: Sequence[P], *, is_inline: bool) -> Future[Sequence[R] | Any]:
-    """Return the engine's future for this batch."""
-    try:
-        return engine.run(batch, is_inline=is_inline)
-    except Exception as error:  # noqa: BLE001  any exception is this batch's failure
-        # No local name for the future: error -> traceback -> frame -> future -> error would stay until a gc.
-        return _failed(error)
-
-
-def preempted(future: Future[Sequence[R] | Any]) -> Preempted | None:
-    """Return the preempted batch if the step that has ended was not the last, else None."""
-    if future.cancelled() or future.exception() is not None:
-        return None
-    result = future.result()
-    return result if not isinstance(result, list) and isinstance(result, Preempted) else None
-
-
-def failure_of(future: Future[Sequence[R] | Any], num_payloads: int) -> BaseException | None:
+def failure_of(future: Future[Sequence[R]], num_payloads: int) -> BaseException | None:
     """Return the failure of a batch whose future is done; None if its results are usable."""
     if future.cancelled():
         return EngineDown("the engine dropped a batch")
@@ -297,7 +310,7 @@ def caller_error(failure: BaseException) -> ServiceError:
     return error
 
 
-def _failed(error: BaseException) -> Future[Sequence[R] | Any]:
-    future: Future[Sequence[R] | Any] = Future()
+def _failed(error: BaseException) -> Future[Sequence[R]]:
+    future: Future[Sequence[R]] = Future()
     future.set_exception(error)
     return future

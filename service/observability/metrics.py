@@ -107,7 +107,8 @@ class Metrics(Collector):
             "compute_seconds", "Duration of a batch's forward pass", TIME_BUCKETS, "layer"
         )
         self.compute_busy = self.counter(
-            "compute_busy_seconds", "Time spent in forward passes, failed passes and probes included"
+            "compute_busy_seconds",
+            "Processor time of forward passes, failed ones and probes included (on a GPU clock time)",
         )
         self.batch_requests = self.histogram("batch_requests", "Requests in a batch", SIZE_BUCKETS[:9])
         self.batch_sequences = self.histogram("batch_sequences", "Sequences in a batch", SIZE_BUCKETS[:15])

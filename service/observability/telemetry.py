@@ -18,6 +18,7 @@ from service.api.auth.key_ring import KeyRing, KeysError, Role
 from service.api.outer_middleware import LayerTotals, RequestRecord, milliseconds
 from service.attention.engine import Engine, Fingerprint, LoadedLayer
 from service.attention.heap import resident_bytes
+from service.batching.engine_protocol import Progress
 from service.batching.job import BatchInfo
 from service.errors import Failed, LayerError, Refused, Rejected, raised_kinds
 from service.observability.logs import get_logger, log_request, num_dropped_lines
@@ -37,7 +38,7 @@ class Telemetry:
         self.tracer = tracer
         self._log = get_logger()
         self._answered_at: dict[str, float] = {}
-        self._sampled = 0.0, 0, 0  # seconds computed, filler rows and lost log lines at the last `sample`
+        self._num_dropped = 0  # log lines that were lost before the last `sample`
         self._layers: dict[str, LayerTotals] = collections.defaultdict(LayerTotals)
         """What each layer has done that the metrics do not have yet; a request costs a few additions."""
 
@@ -88,6 +89,10 @@ class Telemetry:
 
     def overload_changed(self, *, is_overloaded: bool) -> None:
         self.metrics.queue_standing.set(is_overloaded)
+
+    def computed(self, progress: Progress) -> None:
+        self.metrics.compute_busy.inc(progress.seconds)
+        self.metrics.filler_rows.inc(progress.filler_rows)
 
     def batch_done(self, lane: Hashable, batch: BatchInfo, compute_s: float) -> None:
         layer, metrics = _layer_of(lane), self.metrics
@@ -193,13 +198,11 @@ class Telemetry:
         return time.monotonic() - self._answered_at.get(name, float("-inf"))
 
     def sample(self, engine: Engine) -> None:
-        """Add what no event reports (memory, the engine's work and the lost log lines) and the sums of the layers, and write."""
+        """Add what no event reports (memory and the lost log lines) and the sums of the layers, and write."""
         metrics = self.metrics
-        totals = engine.busy_seconds, engine.filler_rows, num_dropped_lines()
-        counters = metrics.compute_busy, metrics.filler_rows, metrics.dropped_lines
-        for counter, total, before in zip(counters, totals, self._sampled, strict=True):
-            counter.inc(total - before)
-        self._sampled = totals
+        num_dropped = num_dropped_lines()
+        metrics.dropped_lines.inc(num_dropped - self._num_dropped)
+        self._num_dropped = num_dropped
         metrics.add_layer_totals(self._layers)
         self._layers.clear()
         metrics.resident_bytes.set(resident_bytes())

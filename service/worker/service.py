@@ -34,7 +34,7 @@ from service.batching.engine_protocol import STUCK_CHECKS
 from service.errors import EngineDown, ServiceError
 from service.layers.catalog import Catalog, ServedLayer
 from service.layers.store import Store
-from service.limits import STEP_S, batch_limits, context_limits, queue_limits
+from service.limits import LONG_S, batch_limits, context_limits, queue_limits
 from service.loop_time import LoopClock
 from service.observability.telemetry import Telemetry
 from service.settings import Settings
@@ -49,11 +49,9 @@ NUM_LOOKS = 4
 
 
 def _engine_options(settings: Settings) -> EngineOptions:
-    """Return where and how the engine computes; only on a CPU a long batch pauses between steps."""
-    device = pick_device(settings.device)
+    """Return where and how the engine computes."""
     dtype: torch.dtype = getattr(torch, settings.dtype)
-    step_s = STEP_S if device.type == "cpu" else math.inf
-    return EngineOptions(device, dtype, settings.compute_threads, exact=settings.exact, step_s=step_s)
+    return EngineOptions(pick_device(settings.device), dtype, settings.compute_threads, exact=settings.exact)
 
 
 async def watch_loads(
@@ -90,7 +88,9 @@ class Service:
         self._leave = leave
         options = _engine_options(settings)
         self.engine = engine(options)
-        batching, limits = batch_limits(settings), queue_limits(settings, options.step_s)
+        # A GPU has one thread, so no request is long there.
+        long_s = LONG_S if options.device.type == "cpu" else math.inf
+        batching, limits = batch_limits(settings), queue_limits(settings, long_s)
         self.batcher: Batcher[LayerCall, Answer] = Batcher(self.engine, batching, limits, LoopClock(), telemetry)
         store = Store(settings.layers_dir, settings.max_layer_bytes)
         self._registry = registry = LayerRegistry(store, self.engine, telemetry)

@@ -101,7 +101,7 @@ def be_worker() -> None:
     replace(runner, "FAR_TOO_LONG", FAR_TOO_LONG)
     replace(Engine, "_forward", faulty_forward)
     if os.environ.get("FAULTY_INLINE") == "0":
-        replace(Engine, "run", lambda self, batch, **_: run(self, batch))
+        replace(Engine, "run", lambda self, batch, *, is_long, **_: run(self, batch, is_long=is_long))
     replace(Store, "load", slow_load)
 
 

@@ -62,8 +62,8 @@ class HeldEngine(Engine):
         self.batches: list[int] = []
         self.wrong = lambda call: False
 
-    def run(self, batch, *, is_inline=False):
-        return super().run(batch, is_inline=is_inline and self.gate.is_set())
+    def run(self, batch, *, is_inline=False, is_long=False):
+        return super().run(batch, is_inline=is_inline and self.gate.is_set(), is_long=is_long)
 
     def _run(self, batch):
         self.gate.wait(20)

@@ -237,7 +237,7 @@ def test_light_heavy_and_lone_requests_wait_in_separate_lanes(served):
     async def story(service):
         submit = service.service.batcher.submit
 
-        async def noted(call, lane, cost, deadline, caller=None):
+        async def noted(call, lane, cost, deadline, caller=None, own_deadline=None):
             lanes.append(lane)
             return await submit(call, lane, cost, deadline)
 

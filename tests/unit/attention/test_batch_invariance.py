@@ -20,12 +20,14 @@ from hypothesis import strategies as st
 
 from service.attention import layer as layer_module
 from service.attention.call import Call, WeightsWanted
+from service.attention.engine import EngineOptions
 from service.attention.layer import Layer
 from service.attention.masks import CombinedMask, Sizes, causal, lengths
 from tests.attention_fixtures import (
     CPU,
     DTYPES,
     THREADS,
+    OneLayer,
     every_thread_count,
     keeps_bits,
     make_layer,
@@ -96,6 +98,33 @@ def test_an_answer_has_the_same_bits_at_the_widths_of_published_models(dtype, th
 
     with torch_threads(threads):
         check()
+
+
+@every_dtype
+@few_and_many_draws
+def test_an_answer_has_the_same_bits_while_the_other_thread_computes(dtype, threads, times):
+    """Each call alone, and in batches on both threads of one engine at once."""
+    spec = make_spec(64, 4)
+    options = EngineOptions(CPU, torch.float32 if dtype == torch.float64 else dtype, threads)
+    with torch_threads(threads):  # of this thread
+        engine = OneLayer(options, spec)
+        try:
+            for seed in range(3 * times):
+                draw = random.Random(seed)
+                query_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+                batch = [
+                    Call(
+                        randn(1, draw.randint(1, 90), 64, seed=draw.randrange(10**6), dtype=query_dtype),
+                        weights=draw.choice([None, WeightsWanted("heads")]),
+                    )
+                    for _ in range(12)
+                ]
+                alone = [engine.run([one]).result(60)[0] for one in batch]
+                runs = [engine.run(batch, is_long=is_long) for is_long in (False, True) * 10]
+                for answers in [run.result(60) for run in runs]:
+                    assert all(same_answers(*pair) for pair in zip(answers, alone, strict=True))
+        finally:
+            engine.close()
 
 
 @every_dtype

@@ -1,12 +1,14 @@
-"""The engine: its threads, loading and replacing layers, inline batches, failures, closing, and the fingerprint of its bits."""
+"""The engine: its two threads, loading and replacing layers, inline batches, failures, closing, the fingerprint of its bits."""
 
 from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
 import gc
+import statistics
 import sys
 import threading
+import time
 import traceback
 import weakref
 from types import FrameType
@@ -15,9 +17,12 @@ from typing import Any
 import pytest
 import torch
 
+from service.attention import cost
 from service.attention.call import AttentionCall, Call, WeightsWanted
 from service.attention.engine import Engine, EngineOptions, LayerCall, LoadedLayer, fingerprint, pick_device
 from service.attention.layer import Layer
+from service.attention.masks import Sizes
+from service.attention.progress import Stopped
 from service.attention.projection import has_packed_product
 from service.attention.scaled_dot_product import ScaledDotProduct
 from service.errors import CostLimit, EngineDown
@@ -45,6 +50,21 @@ def engine():
     found.close()
 
 
+class Gate:
+    """Forward passes on the thread of long batches wait until a test opens it; then they may stop."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reached, self.opened, forward = threading.Event(), threading.Event(), Layer.forward
+
+        def held(layer, calls):
+            if threading.current_thread().name == "compute-long_0":
+                self.reached.set()
+                assert self.opened.wait(10)
+            return forward(layer, calls)
+
+        monkeypatch.setattr(Layer, "forward", held)
+
+
 def call(rows: int = 4, *, seed: int = 0, **fields) -> Call:
     return Call(randn(1, rows, 24, seed=seed), **fields)
 
@@ -63,33 +83,31 @@ def test_loading_reports_the_self_check_and_its_duration(engine):
 
 
 def test_each_version_of_a_layer_answers_in_every_dtype(engine):
-    """The count of filler rows never falls."""
     double = Call(randn(1, 4, 24, dtype=torch.float64))
-    engine.run([double]).result()
-    before = engine.engine.filler_rows
     newer = engine.engine.load(SPEC, make_tensors(SPEC, seed=1)).result()
-    assert engine.engine.filler_rows >= before > 0
     for seed, loaded in ((1, newer), (0, engine.loaded)):
         for one, dtype in ((call(), torch.float32), (double, torch.float64)):
             expected = make_layer(SPEC, dtype, seed=seed).forward([one])[0]
-            assert same_answers(engine.engine.run([LayerCall(loaded, one)]).result()[0], expected)
+            assert same_answers(engine.engine.run([LayerCall(loaded, one)]).future.result()[0], expected)
 
 
 def test_an_unreferenced_layer_frees_its_memory(engine):
     single = engine.engine.device_bytes
     newer = engine.engine.load(SPEC, make_tensors(SPEC, seed=1)).result()
     assert engine.engine.device_bytes == 2 * single
-    engine.engine.run([LayerCall(newer, Call(randn(1, 4, 24, dtype=torch.float64)))]).result()
+    engine.engine.run([LayerCall(newer, Call(randn(1, 4, 24, dtype=torch.float64)))]).future.result()
     assert engine.engine.device_bytes == 2 * single + 4 * 24 * 24 * 8, "four matrices in float64 on top"
     variant = weakref.ref(newer.variants[torch.float32])
     del newer
-    engine.run([call()]).result()  # the compute thread holds a batch until the next one comes
+    for is_long in (False, True):
+        engine.run([call()], is_long=is_long).result()  # a compute thread holds a batch until the next one comes
     assert variant() is None
     assert engine.engine.device_bytes == single
 
 
-def test_batches_run_between_the_steps_of_a_load(engine, monkeypatch):
-    """Otherwise every batch would wait for the self-check of a large layer."""
+def test_long_batches_run_between_the_steps_of_a_load(engine, monkeypatch):
+    """Otherwise each would wait for the self-check of a large layer."""
+    monkeypatch.setattr("service.attention.engine.LOAD_S", 0.0)
     order, has_arrived = [], threading.Event()
     forward = Layer.forward
 
@@ -99,11 +117,22 @@ def test_batches_run_between_the_steps_of_a_load(engine, monkeypatch):
         return forward(self, calls)
 
     monkeypatch.setattr(Layer, "forward", noted)
-    loading, batch = engine.engine.load(SPEC, make_tensors(SPEC)), engine.run([call()])
+    loading, batch = engine.engine.load(SPEC, make_tensors(SPEC)), engine.run([call()], is_long=True)
     has_arrived.set()
     batch.result()
     loading.result()
     assert order.index("batch") <= 2 < len(order)
+
+
+def test_a_load_needs_few_turns_beside_a_stream_of_long_batches(engine, monkeypatch):
+    """Of some 60 steps; else a load beside batches of a second would take a minute."""
+    monkeypatch.setattr("service.attention.engine.LOAD_S", 3600.0)
+    loading, num_batches = engine.engine.load(SPEC, make_tensors(SPEC)), 0
+    while not loading.done():
+        engine.run([call()], is_long=True).result(10)
+        num_batches += 1
+    assert loading.result(10).variants
+    assert num_batches <= 3
 
 
 def test_a_layer_that_cannot_be_loaded_raises_and_harms_no_other_layer(engine):
@@ -125,7 +154,7 @@ def test_a_float64_query_computes_in_float64_and_any_other_in_the_layers_dtype()
         engine.close()
 
 
-def test_all_batches_compute_on_one_thread_with_the_configured_torch_threads(monkeypatch):
+def test_short_and_long_batches_each_have_a_thread_with_the_configured_torch_threads(monkeypatch):
     seen = set()
     forward = Layer.forward
 
@@ -136,11 +165,13 @@ def test_all_batches_compute_on_one_thread_with_the_configured_torch_threads(mon
     monkeypatch.setattr(Layer, "forward", watching)
     before, engine = torch.get_num_threads(), OneLayer(EngineOptions(CPU, torch.float32, num_threads=2), SPEC)
     try:
-        engine.run([call()]).result()
+        seen.clear()  # of the self-check
+        for is_long in (False, True):
+            engine.run([call()], is_long=is_long).result()
     finally:
         engine.close()
         torch.set_num_threads(before)
-    assert seen == {("compute_0", 2, True)}
+    assert seen == {("compute_0", 2, True), ("compute-long_0", 2, True)}
 
 
 @pytest.fixture
@@ -192,10 +223,10 @@ def test_an_inline_batch_goes_to_the_compute_thread_if_the_callers_torch_has_sev
     assert computing_threads == ["compute_0"]
 
 
-def test_the_compute_thread_builds_a_variant_that_later_inline_batches_use(engine, computing_threads):
+def test_the_thread_of_long_batches_builds_a_variant_that_later_inline_batches_use(engine, computing_threads):
     double = Call(randn(1, 4, 24, dtype=torch.float64))
     first = engine.run([double], is_inline=True).result()
-    assert set(computing_threads) == {"compute_0"}
+    assert set(computing_threads) == {"compute-long_0"}
     computing_threads.clear()
     assert same_answers(engine.run([double], is_inline=True).result()[0], first[0])
     assert computing_threads == [threading.current_thread().name]
@@ -241,8 +272,8 @@ def test_no_batch_is_inline_on_a_device_or_with_several_threads(options, monkeyp
     engine = Engine(EngineOptions(**{"device": CPU, "dtype": torch.float32, **options}))
     names: list[str] = []
     monkeypatch.setattr(engine, "_run", lambda batch: names.append(threading.current_thread().name))
-    loaded = LoadedLayer(SPEC, {}, {torch.float32: make_layer(SPEC)})
-    engine.run([LayerCall(loaded, call())], is_inline=True).result(10)
+    loaded = LoadedLayer(SPEC, {}, {torch.float32: make_layer(SPEC)}, {torch.float32: 1.0})
+    engine.run([LayerCall(loaded, call())], is_inline=True).future.result(10)
     assert names == ["compute_0"]
     engine.close()
 
@@ -302,11 +333,29 @@ def test_a_call_full_of_nan_does_not_change_other_calls(engine):
     assert same_answers(last, engine.run([call(1, seed=2)]).result()[0])
 
 
-def test_busy_seconds_and_filler_rows_grow_with_the_work(engine):
-    busy, filler = engine.engine.busy_seconds, engine.engine.filler_rows
-    engine.run([call(1)]).result()
-    assert engine.engine.busy_seconds > busy
-    assert engine.engine.filler_rows > filler
+def test_each_batch_tells_its_processor_time_and_its_filler_rows(engine, monkeypatch):
+    """Time in which the thread waits, here for another one, counts in no rate."""
+    forward, go_on, waits = Layer.forward, threading.Event(), threading.Event()
+
+    def waiting(self, calls):
+        if threading.current_thread().name == "compute-long_0":
+            waits.set()
+            assert go_on.wait(10)
+        return forward(self, calls)
+
+    monkeypatch.setattr(Layer, "forward", waiting)
+    works = [LayerCall(engine.loaded, call(1))]
+    long = engine.engine.run(works, is_long=True)
+    assert waits.wait(10)
+    began = time.monotonic()
+    short = []
+    while time.monotonic() - began < 0.05:
+        short.append(engine.engine.run(works))
+        short[-1].future.result(10)
+    go_on.set()
+    long.future.result(10)
+    assert 0.0 < long.progress.seconds < 0.05
+    assert {running.progress.filler_rows for running in (long, *short)} == {long.progress.filler_rows} != {0}
 
 
 def test_device_bytes_are_those_of_the_loaded_layers(engine):
@@ -387,7 +436,7 @@ def test_a_wait_for_a_cancelled_load_ends(engine, held_check):
 @pytest.mark.parametrize("error", [None, MemoryError()], ids=["ends", "fails"])
 def test_a_load_cancelled_during_its_last_step_raises_nothing_on_the_compute_thread(engine, monkeypatch, error):
     may_cancel, submitted = threading.Event(), []
-    submit = engine.engine._thread.submit
+    submit = engine.engine._long.submit
 
     def recorded(work, *args):
         submitted.append(submit(work, *args))
@@ -400,7 +449,7 @@ def test_a_load_cancelled_during_its_last_step_raises_nothing_on_the_compute_thr
             raise error
         yield from ()
 
-    monkeypatch.setattr(engine.engine._thread, "submit", recorded)
+    monkeypatch.setattr(engine.engine._long, "submit", recorded)
     monkeypatch.setattr("service.attention.engine.checks", cancelled)
     loading = engine.engine.load(SPEC, make_tensors(SPEC))
     may_cancel.set()
@@ -482,6 +531,125 @@ def test_a_load_that_fails_leaves_the_memory_without_a_collection(engine, monkey
         gc.enable()
 
 
+# Two threads
+
+
+@pytest.fixture
+def long_gate(monkeypatch) -> Gate:
+    return Gate(monkeypatch)
+
+
+def test_short_and_inline_batches_are_answered_beside_a_long_one(engine, long_gate):
+    long = engine.run([call(seed=1)], is_long=True)
+    assert long_gate.reached.wait(10)
+    for is_inline in (False, True):
+        assert same_answers(
+            engine.run([call()], is_inline=is_inline).result(10)[0], make_layer(SPEC).forward([call()])[0]
+        )
+    assert not long.done()
+    long_gate.opened.set()
+    assert same_answers(long.result(10)[0], make_layer(SPEC).forward([call(seed=1)])[0])
+
+
+def test_a_stopped_batch_fails_and_the_next_one_runs(engine, long_gate):
+    running = engine.engine.run([LayerCall(engine.loaded, call())], is_long=True)
+    assert long_gate.reached.wait(10)
+    running.progress.stop()
+    long_gate.opened.set()
+    assert isinstance(running.future.exception(10), Stopped)
+    assert engine.run([call()], is_long=True).result(10)
+
+
+@pytest.mark.parametrize("how", ["answers", "fails", "is stopped"])
+@pytest.mark.parametrize("is_long", [False, True])
+def test_a_batch_that_has_ended_leaves_no_reference_cycle(engine, monkeypatch, how, is_long):
+    """A cycle would keep the batch's tensors until some later collection, just when memory is short."""
+    forward = Layer.forward
+
+    def ends(self, calls):
+        if how == "fails":
+            raise ValueError("culprit")
+        return forward(self, calls)
+
+    monkeypatch.setattr(Layer, "forward", ends)
+    gc.collect()
+    gc.disable()
+    try:
+        one = call()
+        held = weakref.ref(one.query)
+        running = engine.engine.run([LayerCall(engine.loaded, one)], is_long=is_long)
+        if how == "is stopped":
+            running.progress.stop()
+        running.future.exception(10)
+        del one, running
+        engine.engine._submit(engine.engine._long if is_long else engine.engine._short, int).result(10)
+        assert held() is None
+    finally:
+        gc.enable()
+
+
+def test_the_first_batches_in_a_dtype_build_its_variant_once(engine, monkeypatch):
+    built: list[torch.dtype] = []
+
+    def noted(*args: Any, dtype: torch.dtype, **kwargs: Any) -> Layer:
+        built.append(dtype)
+        return Layer(*args, dtype=dtype, **kwargs)
+
+    monkeypatch.setattr("service.attention.engine.Layer", noted)
+    calls = [Call(randn(1, rows, 24, dtype=torch.float64)) for rows in (3, 5)]
+    futures = [engine.run([one], is_long=is_long) for one in calls for is_long in (False, True)]
+    answers = [future.result(10)[0] for future in futures]
+    assert built == [torch.float64]
+    for one, (short, long) in zip(calls, (answers[:2], answers[2:]), strict=True):
+        assert same_answers(short, long)
+        assert same_answers(short, make_layer(SPEC, torch.float64).forward([one])[0])
+
+
+def test_a_stopped_self_check_is_begun_again_by_the_next_batch(engine):
+    double = LayerCall(engine.loaded, Call(randn(1, 4, 24, dtype=torch.float64)))
+    running = engine.engine.run([double])
+    running.progress.stop()
+    assert isinstance(running.future.exception(10), Stopped)
+    assert not engine.engine.rate(double)
+    assert engine.engine.run([double]).future.result(10)
+
+
+def test_the_heap_is_not_trimmed_on_the_thread_of_long_batches(engine, monkeypatch):
+    trimmed: list[str] = []
+    monkeypatch.setattr("service.attention.engine.trim", lambda: trimmed.append(threading.current_thread().name))
+
+    def fail(self, calls):
+        raise MemoryError
+
+    monkeypatch.setattr(Layer, "forward", fail)
+    for is_long in (True, False):
+        assert isinstance(engine.run([call()], is_long=is_long).exception(10), CostLimit)
+    engine.engine.release().result(10)
+    assert trimmed == ["compute_0"] * 2
+
+
+def test_closing_joins_both_threads_within_one_time(engine, long_gate):
+    engine.run([call()], is_long=True)
+    assert long_gate.reached.wait(10)
+    assert engine.engine.close(0.01) is False
+    long_gate.opened.set()
+    assert engine.engine.close(10) is True
+
+
+def test_the_first_rate_is_that_of_the_self_check(engine):
+    """It predicts the processor time of a batch of many rows within a factor of two, however slow the machine is."""
+    wide = make_spec(256, 8)
+    loaded = engine.engine.load(wide, make_tensors(wide)).result(60)
+    batch = [LayerCall(loaded, Call(randn(1, 200, 256, seed=seed))) for seed in range(10)]
+    work = sum(cost.flops(wide, Sizes(1, 8, 200, 200), None, None) for _ in batch)
+    seconds = []
+    for _ in range(5):
+        running = engine.engine.run(batch)
+        running.future.result(60)
+        seconds.append(running.progress.seconds)
+    assert 0.5 < work / engine.engine.rate(batch[0]) / statistics.median(seconds) < 2.0
+
+
 def test_an_engine_in_exact_mode_on_the_cpu_answers_the_same_bits(engine):
     exact = OneLayer(EngineOptions(CPU, torch.float32, exact=True), SPEC)
     try:
@@ -511,7 +679,7 @@ def test_attention_without_a_layer_computes_in_float32_or_float64_also_in_a_bflo
     ):
         x = torch.randn(1, 2, 3, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
         call = AttentionCall(x, x, x, 0.5)
-        answers: Any = engine.run([LayerCall(loaded, call)]).result()
+        answers: Any = engine.run([LayerCall(loaded, call)]).future.result()
         (expected,) = ScaledDotProduct(dtype=computed, device=CPU).forward([call])
         assert same_bits(answers[0].output, expected.output)
     engine.close()

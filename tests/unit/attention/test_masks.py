@@ -239,14 +239,14 @@ def test_broadcast_biases_take_one_table_and_masked_rows_none():
 
 @pytest.mark.parametrize("huge", [0.0, 3e38], ids=["in-range", "clamped"])
 def test_a_bias_that_differs_by_row_and_key_is_read_in_steps(huge, monkeypatch):
-    """Of 4 x 600 x 600 scores only the table is as large; a batch may be preempted after each step of each reading."""
+    """Of 4 x 600 x 600 scores only the table is as large; a batch may stop after each step of each reading."""
     sizes, step, num_points = Sizes(1, 4, 600, 600), masks.STEP_CELLS, 0
 
     def count() -> None:
         nonlocal num_points
         num_points += 1
 
-    monkeypatch.setattr(masks, "preemption_point", count)
+    monkeypatch.setattr(masks, "stop_point", count)
     bias = randn(1, 4, 600, 600).masked_fill_(torch.rand(600, 600) < 0.5, -torch.inf)
     combined = CombinedMask(sizes, (masks.Added(bias), masks.Added(torch.full((1, 1, 1, 1), huge))))
     with Allocations() as made:

@@ -9,6 +9,7 @@ from torch.nn import functional
 from service.attention import projection
 from service.attention.call import Call
 from service.attention.masks import CombinedMask, Sizes, causal
+from service.attention.progress import Progress
 from tests.attention_fixtures import DTYPES, THREADS, make_layer, make_spec, randn, torch_threads
 
 LENGTHS = (1, 500, 3, 64, 7, 7, 129)
@@ -65,12 +66,13 @@ def test_products_have_the_rows_of_all_sequences_and_at_most_three_more(counted,
     """711 tokens of very unequal lengths: 712 rows a product, where padding would make it 3,500."""
     rows, _ = counted
     layer = make_layer(make_spec(64, 4), dtype)
-    layer.forward([Call(randn(1, length, 64)) for length in LENGTHS])
+    with Progress() as progress:
+        layer.forward([Call(randn(1, length, 64)) for length in LENGTHS])
     tokens = sum(LENGTHS)
     assert tokens == 711
     # Query, key and value in one product where that gives the same bits, then the output.
     assert rows == [712] * (4 if dtype == torch.float64 else 2)
-    assert layer.filler_rows == len(rows)
+    assert progress.filler_rows == len(rows)
 
 
 @pytest.mark.parametrize("threads", THREADS)
@@ -103,27 +105,30 @@ def test_a_single_token_costs_four_rows_and_reports_them(counted):
     """Filler rows are counted, so that the metrics can show them."""
     rows, _ = counted
     layer = make_layer(make_spec(64, 4))
-    layer.forward([Call(randn(1, 1, 64))])
+    with Progress() as progress:
+        layer.forward([Call(randn(1, 1, 64))])
     assert rows == [4, 4]
-    assert layer.filler_rows == 6
+    assert progress.filler_rows == 6
 
 
 @pytest.mark.skipif(not projection.has_packed_product(), reason="torch has no oneDNN here")
 def test_a_layer_without_an_output_projection_counts_no_filler_for_it(counted):
     rows, _ = counted
     layer = make_layer(make_spec(64, 4, has_output=False))
-    layer.forward([Call(randn(1, 1, 64))])
+    with Progress() as progress:
+        layer.forward([Call(randn(1, 1, 64))])
     assert rows == [4]
-    assert layer.filler_rows == 3
+    assert progress.filler_rows == 3
 
 
 @pytest.mark.usefixtures("plain")
 def test_a_single_token_costs_twelve_rows_with_the_product_of_torch(counted):
     rows, _ = counted
     layer = make_layer(make_spec(64, 4))
-    layer.forward([Call(randn(1, 1, 64))])
+    with Progress() as progress:
+        layer.forward([Call(randn(1, 1, 64))])
     assert rows == [12, 12]
-    assert layer.filler_rows == 22
+    assert progress.filler_rows == 22
 
 
 @pytest.mark.usefixtures("plain")

@@ -57,10 +57,11 @@ class Room:
         max_weights_bytes: int = LARGE,
         max_compute_s: float = LARGE,
         inline_s: float = 0.0,
-        step_s: float = math.inf,
+        long_s: float = math.inf,
         engine: Any = None,
+        clock: Any = None,
     ) -> None:
-        self.clock = ManualClock()
+        self.clock = clock or ManualClock()
         self.engine = engine or GateEngine()
         self.heard = RecordingObserver()
         self.batcher: Batcher[Any, Any] = Batcher(
@@ -75,9 +76,9 @@ class Room:
                 max_request_tokens=max_request_tokens,
                 max_request_cells=max_request_cells,
                 max_weights_bytes=max_weights_bytes,
-                max_step_s=max_compute_s,
+                stuck_s=max_compute_s,
                 inline_s=inline_s,
-                step_s=step_s,
+                long_s=long_s,
             ),
             self.clock,
             self.heard,
@@ -95,7 +96,7 @@ class Room:
 
     def check_empty(self) -> None:
         batcher = self.batcher
-        assert (batcher.num_queued, batcher._lanes.num_bytes, batcher.num_running) == (0, 0, 0)
+        assert (batcher.num_queued, batcher.num_running) == (0, 0)
         assert self.clock.num_calls == 0, "a timer leaked"
         assert self.heard.queue[-1:] in ([], [(0, 0)])
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from service.errors import (
@@ -64,7 +62,7 @@ async def test_the_queue_is_bounded_in_bytes(room: Room):
     await room.send_running("x")
     fits, over, small = (room.send(n, cost=cost_of(input_bytes=n)) for n in (60, 41, 40))
     await turns()
-    assert room.batcher._lanes.num_bytes == 100
+    assert room.heard.queue[-1] == (2, 100)
     error = error_of(over)
     assert isinstance(error, QueueFull)
     assert all(word in error.message for word in ("60", "41", "100"))
@@ -252,13 +250,15 @@ async def test_one_overloaded_lane_refuses_no_job_of_another_lane(room: Room):
 @in_room(capacity=1000, max_requests=4, standing_wait_s=0.1)
 async def test_requests_that_are_still_decoded_count_as_if_they_waited(room: Room):
     await room.send_running("x")
-    await Overload(room).go_on(40)
-    num_jobs, seen = room.batcher.num_queued, []
-    congestion: Any = room.batcher._congestion
-    congestion.refuse = lambda lane, flops, now: seen.append(flops)
+    overload = Overload(room)
+    await overload.go_on(40)
+    *_, first, second = [client for client in overload.clients if not client.done()]
+    for client in (first, second):
+        client.cancel()
+    await turns()
     room.batcher.check_lane("a")
-    room.batcher.check_lane("a", None, coming_flops=35)
-    assert seen == [10 * num_jobs, 10 * num_jobs + 35]
+    with pytest.raises(QueueFull):
+        room.batcher.check_lane("a", None, coming_flops=200)
     room.engine.open()
     await turns(200)
 

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import uvloop
 
-from service.batching.batcher import Batcher
 from service.batching.job import BatchInfo
 from service.errors import (
     Draining,
@@ -16,7 +15,7 @@ from service.errors import (
     NotReady,
 )
 from service.loop_time import LoopClock
-from tests.doubles import Death, GateEngine, RecordingObserver, on_loop, run, turns
+from tests.doubles import Death, GateEngine, GateProgress, Held, on_loop, run, turns
 from tests.unit.batching.room import Room, cost_of, ended, error_of, in_room, result_of
 
 
@@ -208,13 +207,13 @@ async def test_a_cancelled_drain_leaves_no_timer_and_the_batcher_still_drains(ro
 @in_room()
 async def test_stop_ends_the_task_settles_waiting_jobs_and_cancels_the_batch(room: Room):
     clients = [*await room.send_running("r"), *await room.send_waiting("w")]
-    assert room.engine.held
-    _, future = room.engine.held
+    _, future, progress = room.engine.held[False]
     await room.batcher.stop()
     await turns()
     assert [type(error_of(client)) for client in clients] == [Draining, Draining]
     assert not room.batcher.is_alive
     assert future.cancelled(), "a batch that had not begun need not"
+    assert progress.is_stopped, "one that has begun ends soon"
     assert room.heard.deaths == [], "stopping is not dying"
     assert [task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
     await room.batcher.stop()
@@ -239,9 +238,9 @@ def test_a_result_after_the_loop_was_closed_is_harmless(caplog):
 
     class Started(GateEngine):
         def run(self, batch, **_):
-            future = engine.run(batch)
-            future.set_running_or_notify_cancel()
-            return future
+            held = engine.run(batch)
+            held.future.set_running_or_notify_cancel()
+            return held
 
     async def main():
         async with Room(engine=Started()) as room:
@@ -261,15 +260,17 @@ def test_it_works_with_a_real_clock_and_a_real_thread(loop_factory):
         def __init__(self) -> None:
             self.pool = ThreadPoolExecutor(1)
 
+        def rate(self, payload):
+            return 0.0
+
         def run(self, batch, **_):
-            return self.pool.submit(lambda: [("answer", payload) for payload in batch])
+            future = self.pool.submit(lambda: [("answer", payload) for payload in batch])
+            return Held(batch, future, GateProgress())
 
     async def main():
-        room, engine, heard = Room(capacity=1000), Thread(), RecordingObserver()
-        clock = LoopClock()
-        batcher: Batcher[int, tuple[str, int]] = Batcher(
-            engine, room.batcher._batch_limits, room.batcher._queue_limits, clock, heard
-        )
+        engine, clock = Thread(), LoopClock()
+        room = Room(capacity=1000, engine=engine, clock=clock)
+        batcher, heard = room.batcher, room.heard
         batcher.start()
 
         async def client(number):

@@ -103,9 +103,12 @@ async def test_death_6_a_disconnected_client_leaves_no_entry_in_any_table():
     """LitServe #452, mosec #262: a table of waiters that only an answer empties."""
 
     def sizes(room):
-        """Everything in the room that has a length, and in its lanes."""
-        things = [*vars(room.batcher).items(), *vars(room.batcher._lanes).items()]
-        return {name: len(thing) for name, thing in things if hasattr(thing, "__len__")}
+        """Everything in the batcher that has a length, and in its queues."""
+        owners = [room.batcher]
+        for dispatcher in room.batcher._dispatchers:
+            owners += [dispatcher, dispatcher.runner, dispatcher.queue.lanes, dispatcher.queue.congestion]
+        things = [(i, name, thing) for i, owner in enumerate(owners) for name, thing in vars(owner).items()]
+        return {(i, name): len(thing) for i, name, thing in things if hasattr(thing, "__len__")}
 
     async with Room(capacity=1000) as room:
         assert await answers(room, "first")

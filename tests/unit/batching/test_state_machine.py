@@ -1,4 +1,4 @@
-"""Any order of submit, cancel, complete, preempt, fail, lack memory, stick, die, tick and drain keeps the invariants.
+"""Any order of submit, cancel, complete, fail, lack memory, stick, die, tick and drain keeps the invariants of both queues.
 
 Hypothesis draws sequences of rules and shrinks those that break an invariant. After each rule the loop runs until nothing more
 happens, and the invariants are checked.
@@ -16,12 +16,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from service.batching import batcher as batcher_module
+from service.batching.dispatcher import Dispatcher
 from service.batching.job import Job
 from service.errors import CostLimit, DeadlineExceeded, Draining, EngineDown, EngineFailed, QueueFull
 from tests.doubles import turns
 from tests.unit.batching.room import Room, cost_of, error_of, stage_of
 
 CAPACITY, MAX_BYTES, MAX_REQUESTS, MAX_COMPUTE_S = 6, 100, 3, 1e6
+SHORT, LONG = 1000, 5000  # flops: a second, as long as a short request may take, and more
 FAILED = (asyncio.CancelledError, CostLimit, DeadlineExceeded, Draining, EngineDown, EngineFailed)
 REFUSED = (QueueFull, Draining, EngineDown, DeadlineExceeded)
 
@@ -72,7 +74,9 @@ class WaitingRoom(RuleBasedStateMachine):
             max_wait_s=self.max_wait_s,
             max_compute_s=MAX_COMPUTE_S,
             inline_s=self.inline_s,
+            long_s=1.0,
         )
+        self.room.engine.first_rate = float(SHORT)
         self.engine, self.batcher, self.clock = self.room.engine, self.room.batcher, self.room.clock
         self.do(self.batcher.start)
 
@@ -86,13 +90,29 @@ class WaitingRoom(RuleBasedStateMachine):
         self.runner.run(event())
 
     def send(
-        self, lane: str, num_bytes: int, timeout_s: float, *, is_bad: bool = False, caller: str | None = None
+        self,
+        lane: str,
+        num_bytes: int,
+        timeout_s: float,
+        *,
+        flops: int = SHORT,
+        is_bad: bool = False,
+        caller: str | None = None,
     ) -> None:
         payload = len(self.clients)
         if is_bad:
             self.engine.bad[payload] = ValueError("bad")
-        cost = cost_of(input_bytes=num_bytes)
+        cost = cost_of(input_bytes=num_bytes, flops=flops)
         self.clients.append(self.room.send(payload, lane, timeout_s=timeout_s, cost=cost, caller=caller))
+
+    @property
+    def dispatchers(self) -> list[Dispatcher[Any, Any]]:
+        return self.batcher._dispatchers
+
+    @property
+    def threads(self) -> list[bool]:
+        """Whether it is the one for long batches, for each thread that holds a batch."""
+        return [is_long for is_long in (False, True) if self.engine.is_held(is_long=is_long)]
 
     @property
     def waiting_clients(self) -> list[asyncio.Task[Any]]:
@@ -104,11 +124,12 @@ class WaitingRoom(RuleBasedStateMachine):
         lane=st.sampled_from("abc"),
         num_bytes=st.integers(0, 60),
         timeout_s=st.sampled_from([0.5, 3.0, 60.0]),
+        flops=st.sampled_from([SHORT, SHORT, LONG]),
         is_bad=st.sampled_from([False, False, False, True]),
         caller=st.sampled_from([None, "x", "y"]),
     )
-    def submit(self, lane: str, num_bytes: int, timeout_s: float, is_bad: bool, caller: str | None) -> None:
-        self.do(lambda: self.send(lane, num_bytes, timeout_s, is_bad=is_bad, caller=caller))
+    def submit(self, lane: str, num_bytes: int, timeout_s: float, flops: int, is_bad: bool, caller: str | None) -> None:
+        self.do(lambda: self.send(lane, num_bytes, timeout_s, flops=flops, is_bad=is_bad, caller=caller))
 
     @rule(lanes=st.text("ab", min_size=2, max_size=10))
     def submit_many_in_one_turn(self, lanes: str) -> None:
@@ -123,36 +144,23 @@ class WaitingRoom(RuleBasedStateMachine):
     def cancel(self, data: st.DataObject) -> None:
         self.do(data.draw(st.sampled_from(self.waiting_clients)).cancel)
 
-    @precondition(lambda self: self.engine.is_busy)
-    @rule()
-    def complete(self) -> None:
-        self.do(self.engine.release)
-
-    @precondition(lambda self: self.engine.is_busy and self.engine.preempted is None)
-    @rule()
-    def preempt(self) -> None:
-        """A long batch has done a step, and goes on when others have had their share."""
-        self.do(self.engine.preempt)
-
-    @precondition(lambda self: self.engine.is_busy and self.engine.preempted is None and self.waiting_clients)
+    @precondition(lambda self: self.threads)
     @rule(data=st.data())
-    def preempt_and_cancel_meanwhile(self, data: st.DataObject) -> None:
-        leaving = data.draw(st.lists(st.sampled_from(self.waiting_clients), unique=True))
+    def complete(self, data: st.DataObject) -> None:
+        is_long = data.draw(st.sampled_from(self.threads))
+        self.do(lambda: self.engine.release(is_long=is_long))
 
-        def event() -> None:
-            self.engine.preempt()
-            for client in leaving:
-                client.cancel()
-
-        self.do(event)
-
-    @precondition(lambda self: self.engine.is_busy and self.waiting_clients)
-    @rule(data=st.data(), num_turns=st.integers(0, 3), how=st.sampled_from(["release", "fail"]))
-    def end_a_batch_and_cancel_meanwhile(self, data: st.DataObject, num_turns: int, how: str) -> None:
+    @precondition(lambda self: self.threads and self.waiting_clients)
+    @rule(data=st.data(), num_turns=st.integers(0, 3), does_fail=st.booleans())
+    def end_a_batch_and_cancel_meanwhile(self, data: st.DataObject, num_turns: int, does_fail: bool) -> None:
+        is_long = data.draw(st.sampled_from(self.threads))
         leaving = data.draw(st.lists(st.sampled_from(self.waiting_clients), unique=True))
 
         async def story() -> None:
-            self.engine.release() if how == "release" else self.engine.fail(ValueError("batch"))
+            if does_fail:
+                self.engine.fail(ValueError("batch"), is_long=is_long)
+            else:
+                self.engine.release(is_long=is_long)
             for client in leaving:
                 client.cancel()
                 await turns(num_turns)
@@ -160,27 +168,29 @@ class WaitingRoom(RuleBasedStateMachine):
         self.runner.run(story())
         self.do(lambda: None)
 
-    @precondition(lambda self: self.engine.is_busy)
-    @rule()
-    def fail(self) -> None:
-        self.do(lambda: self.engine.fail(ValueError("batch")))
+    @precondition(lambda self: self.threads)
+    @rule(data=st.data())
+    def fail(self, data: st.DataObject) -> None:
+        is_long = data.draw(st.sampled_from(self.threads))
+        self.do(lambda: self.engine.fail(ValueError("batch"), is_long=is_long))
 
     @rule(room=st.sampled_from([0, 1, 2, MAX_REQUESTS]))
     def have_memory_for(self, room: int) -> None:
         """From now on larger batches fail for want of memory, and are tried in halves; with 0 even those of one."""
         self.engine.room = room
 
-    @precondition(lambda self: self.engine.is_busy and len(self.clients) > 8)
+    @precondition(lambda self: self.threads and len(self.clients) > 8)
     @rule()
     def be_stuck(self) -> None:
         self.is_dead = self.is_dead or self.batcher.is_alive
         self.do(lambda: self.clock.advance(MAX_COMPUTE_S))
 
-    @precondition(lambda self: self.engine.is_busy and len(self.clients) > 8)
-    @rule()
-    def die(self) -> None:
+    @precondition(lambda self: self.threads and len(self.clients) > 8)
+    @rule(data=st.data())
+    def die(self, data: st.DataObject) -> None:
+        is_long = data.draw(st.sampled_from(self.threads))
         self.is_dead = self.is_dead or self.batcher.is_alive
-        self.do(self.engine.die)
+        self.do(lambda: self.engine.die(is_long=is_long))
 
     @rule(seconds=st.sampled_from([0.1, 0.5, 1.0, 5.0]))
     def tick(self, seconds: float) -> None:
@@ -217,26 +227,27 @@ class WaitingRoom(RuleBasedStateMachine):
         assert self.batcher.num_queued + self.batcher.num_running + num_settled == len(self.admitted)
         waiting = [job for job in self.admitted if stage_of(job) == "queued"]
         assert self.batcher.num_queued == len(waiting) <= CAPACITY
-        assert self.batcher._lanes.num_bytes == sum(job.cost.input_bytes for job in waiting) <= MAX_BYTES
-        assert not self.room.heard.queue or self.room.heard.queue[-1] == (len(waiting), self.batcher._lanes.num_bytes)
+        num_bytes = sum(job.cost.input_bytes for job in waiting)
+        assert num_bytes <= MAX_BYTES
+        assert not self.room.heard.queue or self.room.heard.queue[-1] == (len(waiting), num_bytes)
 
     @invariant()
-    def a_caller_is_served_in_order_of_arrival_within_a_lane_and_what_ended_waiting_never(self) -> None:
-        executed = list(dict.fromkeys(self.engine.executed))
-        for lane, caller in itertools.product("abc", (None, "x", "y")):
+    def a_caller_is_served_in_order_of_arrival_within_a_lane_of_a_queue_and_what_ended_waiting_never(self) -> None:
+        batches = list(zip(self.engine.batches, self.engine.long_flags, strict=True))
+        for lane, caller, is_long in itertools.product("abc", (None, "x", "y"), (False, True)):
+            executed = dict.fromkeys(payload for batch, flag in batches if flag is is_long for payload in batch)
             payloads = {job.payload for job in self.admitted if job.lane == lane and job.caller == caller}
             in_lane = [payload for payload in executed if payload in payloads]
             assert in_lane == sorted(in_lane)
         never = {job.payload for job in self.admitted if job.num_endings and not job.was_executed_when_it_ended}
-        assert not never & set(executed)
+        assert not never & set(self.engine.executed)
 
     @invariant()
-    def a_batch_is_preempted_only_while_others_run_and_is_dropped_only_when_nobody_waits(self) -> None:
-        if self.batcher.is_alive:
-            assert self.engine.preempted is None or self.engine.is_busy
-        of_payload = {job.payload: job for job in self.admitted}
-        for batch in self.engine.dropped:
-            assert all(of_payload[payload].is_settled for payload in batch)
+    def a_batch_is_stopped_when_its_last_caller_has_left_and_only_then(self) -> None:
+        open_jobs = {job.payload for job in self.admitted if not job.is_settled}
+        for held in self.engine.held.values():
+            assert held.progress.is_stopped == (not open_jobs & set(held.batch)) or not self.batcher.is_alive
+        assert not open_jobs & {payload for batch in self.engine.stopped for payload in batch}
 
     @invariant()
     def a_batch_keeps_its_limits_and_its_lane(self) -> None:
@@ -249,15 +260,17 @@ class WaitingRoom(RuleBasedStateMachine):
     def each_job_not_settled_has_one_timer_and_a_batch_that_runs_another(self) -> None:
         num_open = sum(not job.is_settled for job in self.admitted)
         is_draining = self.drain_task is not None and not self.drain_task.done()
-        is_gathering = self.max_wait_s > 0 and self.batcher.num_queued > 0 and not self.engine.is_busy
-        is_watching = self.engine.is_busy and self.batcher.is_alive
-        assert self.clock.num_calls == num_open + is_draining + is_gathering + is_watching
+        idle = [dispatcher.queue.lanes.num_jobs for dispatcher in self.dispatchers if not dispatcher.running]
+        num_gathering = sum(num_jobs > 0 for num_jobs in idle) if self.max_wait_s else 0
+        num_watching = len(self.threads) if self.batcher.is_alive else 0
+        assert self.clock.num_calls == num_open + is_draining + num_gathering + num_watching
 
     @invariant()
-    def an_idle_engine_has_nothing_waiting_beyond_the_wait_for_company(self) -> None:
-        if not self.engine.is_busy:
-            waited_s = [self.clock.now() - job.accepted_at for job in self.admitted if stage_of(job) == "queued"]
-            assert all(seconds < self.max_wait_s for seconds in waited_s)
+    def an_idle_thread_has_nothing_waiting_beyond_the_wait_for_company(self) -> None:
+        for dispatcher in self.dispatchers:
+            if not dispatcher.running:
+                jobs = [job for lane in "abc" for job in dispatcher.queue.lanes.jobs(lane)]
+                assert all(self.clock.now() - job.accepted_at < self.max_wait_s for job in jobs)
 
     @invariant()
     def readiness_tells_the_truth_and_the_dead_have_told_everyone(self) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from service.api.outer_middleware import RequestRecord
 from service.attention.engine import Fingerprint
+from service.attention.progress import Progress
 from service.batching.job import BatchInfo
 from service.errors import LayerError
 from service.observability.metrics import Metrics
@@ -51,11 +52,9 @@ def record(route=ROUTE, status=200, **facts):
     return RequestRecord("id", "POST", "/x", 0.0, route=route, status=status, **facts)
 
 
-def engine(busy_seconds=0.0, filler_rows=0, device_bytes=0):
+def engine(device_bytes=0):
     options = SimpleNamespace(device=SimpleNamespace(type="cuda"))
-    return SimpleNamespace(
-        busy_seconds=busy_seconds, filler_rows=filler_rows, device_bytes=device_bytes, options=options
-    )
+    return SimpleNamespace(device_bytes=device_bytes, options=options)
 
 
 def loaded(seconds):
@@ -140,8 +139,8 @@ def test_a_batch_updates_every_series_about_batches(readable):
     [
         (lambda t: t.retried_apart(LANE, 2, "ValueError"), "batch_retries_total", 1),
         (lambda t: t.batch_split(LANE, 2), "batch_split_total", 1),
-        (lambda t: t.sample(engine(busy_seconds=0.5)), "compute_busy_seconds_total", 0.5),
-        (lambda t: t.sample(engine(filler_rows=7)), "filler_rows_total", 7),
+        (lambda t: t.computed(Progress(seconds=0.5)), "compute_busy_seconds_total", 0.5),
+        (lambda t: t.computed(Progress(filler_rows=7)), "filler_rows_total", 7),
         (lambda t: t.sample(engine(device_bytes=4096)), "device_memory_bytes", 4096),
         (lambda t: t.queue_changed(4, 0), "queued_requests", 4),
         (lambda t: t.queue_changed(0, 1024), "queued_bytes", 1024),

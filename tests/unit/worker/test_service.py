@@ -182,6 +182,7 @@ def test_a_first_load_that_hangs_has_the_process_replaced(tmp_path, monkeypatch,
 
 
 def test_a_change_that_hangs_fails_waiting_requests_and_has_the_process_replaced(tmp_path, monkeypatch):
+    """A long request waits for it."""
     checks = Checks(monkeypatch)
 
     async def story() -> None:
@@ -196,7 +197,7 @@ def test_a_change_that_hangs_fails_waiting_requests_and_has_the_process_replaced
             assert attention is not None
             row = torch.zeros(1, 1, 1, 1)
             payload = LayerCall(attention.loaded, AttentionCall(row, row, row, scale=1.0))
-            cost = Cost(sequences=1, tokens=2, cells=1, weights_bytes=0, input_bytes=0, flops=1)
+            cost = Cost(sequences=1, tokens=2, cells=1, weights_bytes=0, input_bytes=0, flops=10**15)
             with pytest.raises(EngineDown):
                 await process.service.batcher.submit(payload, "lane", cost, time.monotonic() + 10)
             assert await process.end() == (EXIT_ENGINE_DOWN, "the engine is down")
