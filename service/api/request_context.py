@@ -16,6 +16,7 @@ latest when it ends, however it ends.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
@@ -219,10 +220,11 @@ class RequestContext:
         return await self._within_deadline(doing, self._shared.run_off_loop(work))
 
     async def parsed(self, text: bytearray) -> dict[str, Any]:
-        """Return the JSON object in `text`, and empty it: the memory must not hold the text beside the document."""
+        """Return the JSON object in `text`, and empty it unless the object refers to it: memory must not hold both."""
         limits = self.limits
         document = await self.run(parse, text, max_depth=limits.max_json_depth, max_numbers=limits.max_text_numbers)
-        text.clear()
+        with contextlib.suppress(BufferError):  # its long strings are views of the text
+            text.clear()
         return document
 
     async def counted(self, request: CheckedRequest) -> CheckedRequest:
