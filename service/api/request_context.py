@@ -195,9 +195,8 @@ class RequestContext:
             parts = await self._within_deadline("was decompressed", work)
         if asked_s == 0:  # reported after the body's size and coding
             raise InvalidInput("X-Request-Timeout-Ms must be a whole number of milliseconds, at least 1")
-        body = joined(parts)
-        self.record.bytes_in = len(body)
-        return body
+        self.record.bytes_in = sum(map(len, parts))
+        return await self.run(joined, parts)
 
     async def _within_deadline(self, doing: str, work: Coroutine[Any, Any, R]) -> R:
         """Return the result of `work`; at the deadline raise DeadlineExceeded, whose message says that the body `doing`."""
@@ -359,8 +358,20 @@ class SharedState:
                 context.cancel(lambda: Draining("the service shut down before the request finished"))
 
     async def run_off_loop(self, work: Callable[[], R]) -> R:
-        """Run `work` in the one thread for large bodies, after earlier work, and return its result."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        """Run `work` in the one thread for large bodies, after earlier work, and return its result.
+
+        If the caller is cancelled, `work` is dropped at once, with the body that it holds, although its turn comes later.
+        """
+        waiting = [work]
+        del work
+
+        def run() -> R:
+            return waiting.pop()()
+
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, run)
+        finally:
+            waiting.clear()
 
     async def end(self) -> None:
         """End the thread; call this when no request waits for it any more."""

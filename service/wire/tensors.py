@@ -173,17 +173,20 @@ def _decode_base64(data: str | LongText, field: TensorField) -> bytearray:
     text = data.text if isinstance(data, LongText) else memoryview(data.encode("ascii", "replace"))  # base64 has no "?"
     if len(text) % _QUAD:
         raise field.error(BadEncoding, f"has {len(text)} base64 characters, expected a multiple of 4")
-    decoded = bytearray()
+    decoded, end = bytearray(len(text) // _QUAD * 3), 0
     for start in range(0, len(text), _PIECE):  # in pieces, between which other threads run
-        if len(decoded) * _QUAD != start * 3:  # padding within the text
+        if end * _QUAD != start * 3:  # padding within the text
             break
         try:
-            decoded += pybase64.b64decode(text[start : start + _PIECE], validate=True)
+            piece = pybase64.b64decode(text[start : start + _PIECE], validate=True)
         except ValueError:
             break
+        decoded[end : end + len(piece)] = piece
+        end += len(piece)
     else:
+        del decoded[end:]
         # The last quad of padded text carries 2 or 4 bits that belong to no byte and must be zero.
-        tail = len(decoded) % 3
+        tail = end % 3
         if tail and pybase64.b64encode(decoded[-tail:]) != text[-_QUAD:]:
             raise field.error(BadEncoding, "must be base64: the bits after the last byte must be zero")
         return decoded

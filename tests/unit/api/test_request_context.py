@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import gzip
 import os
 import threading
+import weakref
 from types import SimpleNamespace
 from typing import Any, Self
 
@@ -149,19 +151,18 @@ async def test_a_deadline_that_passes_while_other_bodies_are_checked_is_reported
     held = Held(setup)
     holding = asyncio.ensure_future(held.work())
     await asyncio.to_thread(held.runs.wait)
-    late, _ = await setup.context(OFF_LOOP, x_request_timeout_ms="2")
     with pytest.raises(DeadlineExceeded, match="waited for the bodies before it"):
-        await late.run(where)
+        await setup.context(OFF_LOOP, x_request_timeout_ms="2")
     held.may_go_on.set()
     await holding
 
 
 @with_setup
 async def test_a_disconnect_ends_the_wait_for_the_checking_thread(setup: Setup):
+    context, messages = await setup.context(OFF_LOOP)
     held = Held(setup)
     holding = asyncio.ensure_future(held.work())
     await asyncio.to_thread(held.runs.wait)
-    context, messages = await setup.context(OFF_LOOP)
 
     async def serve() -> None:
         with context:
@@ -175,6 +176,27 @@ async def test_a_disconnect_ends_the_wait_for_the_checking_thread(setup: Setup):
     assert setup.shared.intake.num_bytes == 0
     held.may_go_on.set()
     await holding
+
+
+@with_setup
+async def test_what_waits_for_the_checking_thread_is_freed_when_its_caller_leaves(setup: Setup):
+    held = Held(setup)
+    holding = asyncio.ensure_future(held.work())
+    await asyncio.to_thread(held.runs.wait)
+    waiting: list[Any] = [type("Body", (), {})()]
+    body = weakref.ref(waiting[0])
+
+    def run() -> Any:
+        return asyncio.ensure_future(setup.shared.run_off_loop(functools.partial(repr, waiting.pop())))
+
+    task = run()
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    is_freed = body() is None
+    held.may_go_on.set()
+    await holding
+    assert is_freed
 
 
 @pytest.mark.parametrize("end", ["disconnect", "deadline"])
