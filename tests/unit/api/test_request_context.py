@@ -320,10 +320,9 @@ async def test_under_sustained_overload_the_lane_is_that_of_the_whole_body(setup
     setup.shared.note_cost(BINARY, NOTHING._replace(tokens=1), 4)
     body = gzip.compress(bytes(400)) if len(headers) > 1 else bytes(400)
 
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": body}
-
-    with setup.opened(headers, ReceiveCycle(receive)) as context:
+    messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    messages.put_nowait({"type": "http.request", "body": body})
+    with setup.opened(headers, ReceiveCycle(messages.get)) as context:
         await context.read((b"gzip",), is_binary=True)
     assert lanes == sizes
 
