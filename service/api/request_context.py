@@ -6,11 +6,9 @@ another, in one thread; the others on the event loop, where no text takes longer
 is refused before its body is read if the length is announced. Every reported time (log line, answer, Server-Timing) comes from
 here.
 
-Byte budgets limit the bytes that requests hold in this process and that no other limit counts: bodies until they are decoded, and
-answers until they are sent. All reservations together never exceed the budget. A reservation may hold at most as much as it
-leaves free (dynamic thresholds, Choudhury and Hahne 1998), so large requests are refused first and small ones still fit. If
-callers are distinguished, the reservations of one caller together are bounded in the same way. A request frees its bytes at the
-latest when it ends, however it ends.
+Byte budgets limit what no other limit counts: bodies until they are decoded, and answers until they are sent. All reservations of
+one caller together may hold at most as much as they leave free (dynamic thresholds, Choudhury and Hahne 1998), so large requests
+are refused first and small ones still fit. A request frees its bytes at the latest when it ends, however it ends.
 """
 
 from __future__ import annotations
@@ -52,12 +50,7 @@ LEARNT_SHARE = 1 / 8
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RequestContextLimits:
-    """Limits of one request and of one batch.
-
-    `max_body_bytes` holds for the body as sent and decompressed; all of it must arrive within `body_timeout_s`. Bodies of
-    `off_loop_bytes` and more are checked in a thread. `intake_bytes` and `answer_bytes` are the byte budgets. With `take_offers`
-    an answer is compressed for every client that lists a coding, else only on request (`reply.py`).
-    """
+    """Limits of one request and of one batch, from the settings; `intake_bytes` and `answer_bytes` are the byte budgets."""
 
     max_body_bytes: int
     body_timeout_s: float
@@ -83,13 +76,13 @@ class ByteBudget:
 
 
 class Reservation:
-    """The bytes that one request holds of a budget. `caller` is None if callers are not distinguished."""
+    """The bytes that one request holds of a budget; without a `caller` it counts as a caller of its own."""
 
     __slots__ = ("_budget", "_caller", "_num_bytes")
 
     def __init__(self, budget: ByteBudget, caller: Hashable = None) -> None:
         self._budget = budget
-        self._caller = caller
+        self._caller = object() if caller is None else caller
         self._num_bytes = 0
 
     def grow(self, num_bytes: int) -> None:
@@ -98,7 +91,7 @@ class Reservation:
         Freed later, they would refuse the other large bodies that arrive together with this one.
         """
         budget = self._budget
-        own = num_bytes + (self._num_bytes if self._caller is None else budget.by_caller.get(self._caller, 0))
+        own = num_bytes + budget.by_caller.get(self._caller, 0)
         left = budget.max_bytes - budget.num_bytes - num_bytes
         # At least `own` bytes must stay free, and a fifth of the budget, or 16 times `own` where that is less. So medium bodies,
         # however many, do not fill the budget, and small ones still fit.
@@ -118,11 +111,10 @@ class Reservation:
     def _add(self, num_bytes: int) -> None:
         self._num_bytes += num_bytes
         self._budget.num_bytes += num_bytes
-        if self._caller is not None:
-            by_caller = self._budget.by_caller
-            held = by_caller[self._caller] = by_caller.get(self._caller, 0) + num_bytes
-            if not held:
-                del by_caller[self._caller]
+        by_caller = self._budget.by_caller
+        held = by_caller[self._caller] = by_caller.get(self._caller, 0) + num_bytes
+        if not held:
+            del by_caller[self._caller]
 
 
 class RequestContext:
