@@ -333,7 +333,6 @@ class SharedState:
         return self._layers.catalog
 
     def note_cost(self, body_kind: tuple[str, bool], cost: Cost, num_bytes: int) -> None:
-        """Record the cost of a request whose body had so many bytes."""
         new = cost.tokens / num_bytes
         old = self.tokens_per_byte.get(body_kind, new)
         self.tokens_per_byte[body_kind] = old + LEARNT_SHARE * (new - old)

@@ -234,7 +234,6 @@ class Cycle:
         self._news.set()
 
     def disconnect(self) -> None:
-        """Note that the client is gone before the end of the response."""
         self.is_gone = True
         self._news.set()
         if self._on_disconnect is not None:

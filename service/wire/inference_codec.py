@@ -314,7 +314,6 @@ def _is_binary(output: InferOutput, default: bool) -> bool:
 def _document(
     tensors: Mapping[str, object], parameters: InferParameters, outputs: dict[str, bool]
 ) -> dict[str, object]:
-    """Return the same request as a document of `/v1`."""
     document: dict[str, object] = {name: found for name, found in tensors.items() if name not in MASKS}
     document["masked_rows"] = parameters.masked_rows or "zero"
     if "weights" in outputs:

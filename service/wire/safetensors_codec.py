@@ -69,7 +69,6 @@ def has_long_header(body: bytearray) -> bool:
 
 
 def read_header(body: bytearray) -> Header:
-    """Return the parsed header of `body`; raises BadBinary."""
     length = _READER.length(body, len(body))
     text = bytes(body[LENGTH_BYTES : LENGTH_BYTES + length])
     return (_remembered if length <= MAX_REMEMBERED_BYTES else _READER.read)(text, len(body))
