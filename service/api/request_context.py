@@ -76,13 +76,13 @@ class ByteBudget:
 
 
 class Reservation:
-    """The bytes that one request holds of a budget; without a `caller` it counts as a caller of its own."""
+    """The bytes that one request holds of a budget. `caller` is None if callers are not distinguished."""
 
     __slots__ = ("_budget", "_caller", "_num_bytes")
 
     def __init__(self, budget: ByteBudget, caller: Hashable = None) -> None:
         self._budget = budget
-        self._caller = object() if caller is None else caller
+        self._caller = caller
         self._num_bytes = 0
 
     def grow(self, num_bytes: int) -> None:
@@ -91,7 +91,7 @@ class Reservation:
         Freed later, they would refuse the other large bodies that arrive together with this one.
         """
         budget = self._budget
-        own = num_bytes + budget.by_caller.get(self._caller, 0)
+        own = num_bytes + (self._num_bytes if self._caller is None else budget.by_caller.get(self._caller, 0))
         left = budget.max_bytes - budget.num_bytes - num_bytes
         # At least `own` bytes must stay free, and a fifth of the budget, or 16 times `own` where that is less. So medium bodies,
         # however many, do not fill the budget, and small ones still fit.
@@ -111,10 +111,11 @@ class Reservation:
     def _add(self, num_bytes: int) -> None:
         self._num_bytes += num_bytes
         self._budget.num_bytes += num_bytes
-        by_caller = self._budget.by_caller
-        held = by_caller[self._caller] = by_caller.get(self._caller, 0) + num_bytes
-        if not held:
-            del by_caller[self._caller]
+        if self._caller is not None:
+            by_caller = self._budget.by_caller
+            held = by_caller[self._caller] = by_caller.get(self._caller, 0) + num_bytes
+            if not held:
+                del by_caller[self._caller]
 
 
 class RequestContext:
