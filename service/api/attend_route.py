@@ -41,7 +41,6 @@ INFER_CODINGS = (b"gzip", b"deflate")
 
 
 def hot_endpoints(shared: SharedState) -> dict[str, Application]:
-    """Return the ASGI endpoint of each path."""
     attend, infer = AttendRoute(shared), InferRoute(shared)
     return {ROUTE: attend, ATTENTION_ROUTE: attend, **dict.fromkeys(INFER_ROUTES, infer)}
 

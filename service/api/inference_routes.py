@@ -101,7 +101,6 @@ def make_inference_router(service: ServiceView) -> APIRouter:
 
 
 async def _statistics(service: ServiceView) -> dict[str, bytes]:
-    """Return the statistics of each model, as JSON."""
     names = [model.name for model in service.catalog.models()]
     totals = await service.layer_totals()
     return await asyncio.get_running_loop().run_in_executor(

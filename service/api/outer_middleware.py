@@ -109,7 +109,6 @@ def milliseconds(seconds: float) -> float:
 
 
 def record_of(scope: Scope) -> RequestRecord:
-    """Return the record that the outer middleware started for this request."""
     found: RequestRecord = scope[_RECORD]
     return found
 

@@ -90,7 +90,6 @@ def status_of(kind: type[ServiceError], table: dict[type[ServiceError], int] = S
 
 
 def is_inference(path: str) -> bool:
-    """Return whether a path belongs to the Open Inference Protocol."""
     return path == "/v2" or path.startswith("/v2/")
 
 

@@ -5,9 +5,8 @@ A weight that is no finite number counts as 0, one outside 0 to 1 as the nearer 
 requests none: libraries add it by themselves. A client that wants a compressed answer names one coding, or gives `identity` a
 lower weight.
 
-An answer of at most `WHOLE_BYTES` is sent whole, with its length. A larger answer is joined in memory only in blocks: of
-`PAUSE_BYTES`, or of `COMPRESSED_BLOCK` before they are compressed. A known length is always sent. The event loop runs after every
-block that is written or compressed, however small it becomes.
+An answer of at most `WHOLE_BYTES` is sent whole. A larger answer is joined in memory only in blocks, after each of which the
+event loop runs. A known length is always sent.
 """
 
 from __future__ import annotations

@@ -6,11 +6,9 @@ another, in one thread; the others on the event loop, where no text takes longer
 is refused before its body is read if the length is announced. Every reported time (log line, answer, Server-Timing) comes from
 here.
 
-Byte budgets limit the bytes that requests hold in this process and that no other limit counts: bodies until they are decoded, and
-answers until they are sent. All reservations together never exceed the budget. A reservation may hold at most as much as it
-leaves free (dynamic thresholds, Choudhury and Hahne 1998), so large requests are refused first and small ones still fit. If
-callers are distinguished, the reservations of one caller together are bounded in the same way. A request frees its bytes at the
-latest when it ends, however it ends.
+Byte budgets limit what no other limit counts: bodies until they are decoded, and answers until they are sent. All reservations of
+one caller together may hold at most as much as they leave free (dynamic thresholds, Choudhury and Hahne 1998), so large requests
+are refused first and small ones still fit. A request frees its bytes at the latest when it ends, however it ends.
 """
 
 from __future__ import annotations
@@ -53,12 +51,7 @@ LEARNT_SHARE = 1 / 8
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RequestContextLimits:
-    """Limits of one request and of one batch.
-
-    `max_body_bytes` holds for the body as sent and decompressed; all of it must arrive within `body_timeout_s`. Bodies of
-    `off_loop_bytes` and more are checked in a thread. `intake_bytes` and `answer_bytes` are the byte budgets. With `take_offers`
-    an answer is compressed for every client that lists a coding, else only on request (`reply.py`).
-    """
+    """Limits of one request and of one batch, from the settings; `intake_bytes` and `answer_bytes` are the byte budgets."""
 
     max_body_bytes: int
     body_timeout_s: float
@@ -342,7 +335,6 @@ class SharedState:
         return self._layers.catalog
 
     def note_cost(self, body_kind: tuple[str, bool], cost: Cost, num_bytes: int) -> None:
-        """Record the cost of a request whose body had so many bytes."""
         new = cost.tokens / num_bytes
         old = self.tokens_per_byte.get(body_kind, new)
         self.tokens_per_byte[body_kind] = old + LEARNT_SHARE * (new - old)

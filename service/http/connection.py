@@ -38,7 +38,6 @@ from service.http.request_parser import (
 
 # Closing with unread bytes would reset the connection, and the client might lose its response.
 RESPONSE_LINGER_S = 2.0
-MAX_LINGER_BYTES = 64 * 2**20
 # The unused rest of a body is read and dropped up to this size, so that the connection can be reused.
 MAX_DROPPED_BYTES = 64 * 1024
 MAX_PIPELINED_BYTES = 64 * 1024
@@ -50,13 +49,10 @@ CHUNK_PAUSE_S = 0.001
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Limits of size and time that hold before the application reads a request.
+    """Limits of size and time that hold before the application reads a request; the settings of the same names explain them.
 
-    The headers must be complete `header_timeout_s` after the connection opened, or after the first byte of a later request. The
-    client must read each piece of a long response, or a short one, down to the transport's low-water mark within
-    `write_timeout_s`, and the rest of a response in that time again. All waits of a response for its client may take
-    `write_timeout_s` plus the time of its bytes at `min_response_bytes_per_s` (0: any time). A process keeps at most
-    `max_connections` connections, and `max_read_ahead_bytes` of bodies that the application does not read yet.
+    A piece of a response counts as read at the transport's low-water mark. `max_read_ahead_bytes` are of bodies that the
+    application does not read yet.
     """
 
     head: HeadLimits
@@ -154,8 +150,6 @@ class Connection(asyncio.Protocol):
         shared: Shared | None = None,
         slot: ConnectionSlot | None = None,
     ) -> None:
-        if not config.loaded:
-            config.load()
         self.app = config.loaded_app
         self.loop = _loop or asyncio.get_running_loop()
         self.is_busy = False  # whether a request has begun whose response is incomplete
@@ -176,7 +170,6 @@ class Connection(asyncio.Protocol):
         # Whether this request, or a buffered one, says that it is the last.
         self._is_last = self._pipelined_is_last = False
         self._is_shedding = False
-        self._num_dropped_bytes = 0
         self._read_deadline = Deadline(self.loop, self._on_read_deadline)
         self._write_deadline = Deadline(self.loop, self._on_write_deadline)
 
@@ -196,7 +189,6 @@ class Connection(asyncio.Protocol):
             if self._stage is Stage.BODY:
                 data = self._take_body(data)
             elif self._stage is Stage.DROP:
-                self._count_dropped(len(data))
                 return
             else:
                 data = self._take_head(data)
@@ -399,11 +391,6 @@ class Connection(asyncio.Protocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self.flow.resume_reading()
-
-    def _count_dropped(self, num_bytes: int) -> None:
-        self._num_dropped_bytes += num_bytes
-        if self._num_dropped_bytes > MAX_LINGER_BYTES:
-            self.transport.abort()
 
     def _on_read_deadline(self) -> None:
         """Handle the read deadline of the current stage. While the loop would notice no reset, check for one."""

@@ -3,10 +3,9 @@
 Invariants: If a body turns out to be malformed half-way, the code that reads it gets the error and answers. A response never
 counts as sent if the client disconnected before its end. Only the connection decides when to close.
 
-Write coalescing: every response wakes its client, and a client on the same machine takes a core from the service. Responses that
-are sent together are read together, and the next requests arrive together (docs/decisions.md). The first response of a tick is
-sent at once, because it may be the only one. The others are sent in order when the tick ends, or after the inline batch that
-began in it. A response that closes its connection is sent at once too.
+Write coalescing (docs/decisions.md): the first response of a tick is sent at once, because it may be the only one. The others are
+sent in order when the tick ends, or after the inline batch that began in it. A response that closes its connection is sent at
+once too.
 """
 
 from __future__ import annotations
@@ -129,10 +128,9 @@ class Flow:
 
 
 class Cycle:
-    """One request and its response. The application calls `receive` and `send`, or takes this object from its scope.
+    """One request and its response; a RequestCycle, which the application takes from its scope.
 
-    `take_body`, `on_bytes` and `on_disconnect` report the arrival of the body and a disconnect without a task or a timer. The
-    rest of a body that exceeds a bound, or that is unread when the response is complete, is dropped. `may_be_reused` returns
+    The rest of a body that exceeds a bound, or that is unread when the response is complete, is dropped. `may_be_reused` returns
     whether the connection takes another request after the response that begins now; `answered` is called at its end.
     """
 
@@ -236,32 +234,25 @@ class Cycle:
         self._news.set()
 
     def disconnect(self) -> None:
-        """Note that the client is gone before the end of the response."""
         self.is_gone = True
         self._news.set()
         if self._on_disconnect is not None:
             self._on_disconnect()
 
-    # What the application calls.
+    # What the application calls, as `RequestCycle` and ASGI say.
 
     def on_bytes(self, callback: Callable[[int], object] | None) -> None:
-        """Call `callback` with the number of body bytes so far, and with that of each later part; None cancels this.
-
-        If `callback` raises a ServiceError, `receive` raises it, or this method does.
-        """
         self._on_bytes = callback
         if callback is not None and self._pieces:
             self._release_ahead()
             callback(sum(map(len, self._pieces)))
 
     def on_disconnect(self, callback: Callable[[], object] | None) -> None:
-        """Call `callback` when the client disconnects before its complete answer, at once if it already has; None cancels it."""
         self._on_disconnect = callback
         if callback is not None and self.is_gone:
             callback()
 
     def take_body(self) -> list[Piece] | None:
-        """Return the whole body in parts if it is complete and still unread; then `receive` gives only the disconnect."""
         if not self.is_whole or self.is_gone or self._has_failed:
             return None
         self._news.clear()

@@ -56,7 +56,6 @@ class HeaderFields(dict[bytes, tuple[bytes, ...]]):
 
 
 def fields_of(scope: MutableMapping[str, Any]) -> HeaderFields:
-    """Return the header fields of a request's ASGI scope."""
     found: HeaderFields | None = scope.get(HEADER_FIELDS)
     if found is None:  # another ASGI server's scope
         found = scope[HEADER_FIELDS] = HeaderFields(scope["headers"])

@@ -1,11 +1,9 @@
 """Logs: writes one JSON object per line to stdout, and one such line per request.
 
-Holds structlog's configuration, the line of a request, and the handler for what libraries log or warn. Independent of routes,
-settings and the meaning of events.
+Independent of routes, settings and the meaning of events.
 Invariants: Nothing a caller sends can break or forge a line (JSON escapes it) or make it longer than MAX_LINE_BYTES. Up to that
 size writes to a pipe are atomic, so lines of several processes never mix. A stdout that is gone or not read costs lines, never a
-request or time (`line_writer.py`). Of identical refusals only the first have lines of their own. Times are ISO 8601 in UTC. A
-request's line costs 4 to 8 µs, and the write to a pipe 8 µs.
+request or time (`line_writer.py`). A request's line costs 4 to 8 µs, and the write to a pipe 8 µs.
 """
 
 from __future__ import annotations

@@ -76,7 +76,6 @@ class SharedValues:
         self._tick.ask()
 
     def write(self) -> None:
-        """Write what has changed to the files now."""
         changed, self._changed = self._changed, []
         for value in changed:
             value.write()

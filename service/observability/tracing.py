@@ -1,8 +1,6 @@
 """Tracing: makes an OpenTelemetry span of each request and each batch, at its end.
 
-Holds an ASGI wrapper around the API, inside the outer middleware's count, and a function that the telemetry calls for each batch.
-Neither is used unless tracing is on, so a service without it does no extra work. Independent of where spans go
-(`observability/trace_export.py`).
+Nothing here is used unless tracing is on. Independent of where spans go (`observability/trace_export.py`).
 Invariants: Each request has one server span, whatever its outcome, in the caller's trace if it has one. Its phases are its
 children, with the times that are measured anyway. It links to the span of its batch, which is a trace of its own, because a batch
 belongs to no single caller. Health checks and scrapes have no span. No attribute repeats a caller's text, except a known method
@@ -87,14 +85,12 @@ class RequestSpans:
             seconds: float | None = getattr(trace, f"{name}_s")
             if seconds is None:
                 break
-            self._phase(name, inside, start, until := start + int(seconds * _NS))
-            start = until
+            end_of_phase = start + int(seconds * _NS)
+            self._tracer.start_span(name, context=inside, start_time=start).end(end_of_phase)
+            start = end_of_phase
+        name = trace.stage
         if trace.encode_s is not None:
-            self._phase("send", inside, end - int(trace.encode_s * _NS), end)
-        else:
-            self._phase(trace.stage, inside, start, end)
-
-    def _phase(self, name: str, inside: Context, start: int, end: int) -> None:
+            name, start = "send", end - int(trace.encode_s * _NS)
         self._tracer.start_span(name, context=inside, start_time=start).end(end)
 
 

@@ -393,6 +393,5 @@ def float_field(name: str) -> TensorField:
 
 
 def input_bytes(tensors: Iterable[torch.Tensor | None], mask: CombinedMask | None) -> int:
-    """Return the bytes of the tensors and masks of a request."""
     parts = [part for one in mask.masks for part in one] if mask is not None else []
     return sum(tensor.nbytes for tensor in (*tensors, *parts) if tensor is not None)

@@ -1,8 +1,7 @@
 """Open Inference codec: schemas of V2, a V2 request converted to the document that `/v1` takes, and an answer as V2 says.
 
-A body is JSON, or JSON followed by the bytes of the inputs that announce them (the binary tensor extension). Inputs: `query`,
-`key`, `value`, `attend_mask`, `ignore_mask`, `bias`, `lengths`, and for `sdpa` also `past_key`, `past_value`, `sinks`; the
-batch axis is always present. The fields of `/v1` beside the tensors are scalars in `parameters`.
+A body is JSON, or JSON followed by the bytes of the inputs that announce them (the binary tensor extension). The batch axis is
+always present. The fields of `/v1` beside the tensors are scalars in `parameters`.
 Invariants: The converted request takes the path of `/v1`, so it gives the same bits. Every byte after the JSON belongs to
 exactly one input. Outputs, and the bytes of outputs, come in the requested order. The bytes of tensors are views of the body,
 which they keep in memory. If the JSON is larger than the tensors, they are copied, so that the body is freed. The schemas check
@@ -18,7 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import orjson
 import torch
-from pydantic import AfterValidator, BaseModel, Field
+from pydantic import BaseModel, Field
 
 from service.errors import BadBinary, BadDtype, BadShape, InvalidInput
 from service.wire.answer import write_tensor
@@ -47,13 +46,7 @@ Causal = Literal["top_left", "bottom_right"]
 MaskAxes = Annotated[Axes | None, Field(description="axes of that input; required for 2 or 3; default: by its rank")]
 
 
-def _as_text(value: str) -> str:
-    """Raise a ValueError for an unpaired surrogate: it is valid JSON, but the answer could not encode it."""
-    value.encode()
-    return value
-
-
-Id = Annotated[str, Field(max_length=MAX_ID), AfterValidator(_as_text)] | None
+Id = Annotated[str, Field(max_length=MAX_ID)] | None
 
 
 class InferParameters(StrictModel):
@@ -321,7 +314,6 @@ def _is_binary(output: InferOutput, default: bool) -> bool:
 def _document(
     tensors: Mapping[str, object], parameters: InferParameters, outputs: dict[str, bool]
 ) -> dict[str, object]:
-    """Return the same request as a document of `/v1`."""
     document: dict[str, object] = {name: found for name, found in tensors.items() if name not in MASKS}
     document["masked_rows"] = parameters.masked_rows or "zero"
     if "weights" in outputs:

@@ -35,7 +35,8 @@ ECHOED = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,31}")
 _FEW_MEMBERS = 64
 # Flat lists up to this length stay lists: most are a shape or a selection of heads.
 _SHORT = 64
-# So do flat lists of integers that float64 would round, up to as many as a request may have sequences: they may be offsets.
+# So do flat lists of integers, up to as many as a request may have sequences, where float64 would round one or the second parser
+# reads them: they may be offsets.
 _MAX_EXACT = 2**16
 _ROUNDED_FROM = 2**53
 # A longer string is not copied: base64 of 16 MiB would take 16 and 13 ms to copy in simdjson and in Python, in new memory.
@@ -396,19 +397,13 @@ class _Reader:
         self.num_lists += num_lists
         self.num_numbers += num_values
         self._num_slow += num_values
-        if num_lists == 1 and (len(whole) <= _SHORT or _are_rounded(whole)):
+        if num_lists == 1 and len(whole) <= (_MAX_EXACT if kinds == {int} else _SHORT):
             return whole  # type: ignore[return-value]  # scalars of JSON
         return nested_numbers(whole) if self.num_numbers <= self._max_numbers else []
 
     def _check_depth(self, depth: int) -> None:
         if depth > self._max_depth:
             raise JsonTooDeep(f"the body is nested deeper than {self._max_depth} levels")
-
-
-def _are_rounded(entries: list[object]) -> bool:
-    """Whether all entries are integers, and float64 would round one of them."""
-    are_integers = len(entries) <= _MAX_EXACT and set(map(type, entries)) == {int}
-    return are_integers and max(map(abs, cast("list[int]", entries))) >= _ROUNDED_FROM
 
 
 def _numbers_of(array: simdjson.Array, shape: tuple[int, ...], *, is_whole: bool) -> NumberList | None:

@@ -76,7 +76,7 @@ def nested_numbers(nested: object) -> NumberList:
     values = _floats(items, has_strings=str in kinds) if kinds <= _KINDS else None
     if values is not None:
         return NumberList(values, tuple(shape), float not in kinds, first_boolean, first_minus_inf)
-    position = _first_fault(items, kinds)
+    position = next(i for i, item in enumerate(items) if not _is_number(item))
     fault = Fault(index_of(position, shape), _NAMES.get(type(items[position]), BEYOND_FLOAT64))
     return NumberList(NO_VALUES, tuple(shape), True, first_boolean, first_minus_inf, fault)
 
@@ -97,15 +97,6 @@ def _floats(items: Sequence[object], *, has_strings: bool) -> Float64s | None:
         return None
     num_minus_inf = items.count("-inf") if has_strings else 0
     return values if np.count_nonzero(~np.isfinite(values)) == num_minus_inf else None
-
-
-def _first_fault(items: Sequence[object], kinds: set[type]) -> int:
-    """Return the position of the first item that is no number; one of another type is found in half of the time."""
-    others = kinds - _KINDS
-    last = next((i for i, item in enumerate(items) if type(item) in others), len(items)) if others else len(items)
-    if kinds <= others | {bool}:
-        return last
-    return next((i for i, item in enumerate(itertools.islice(items, last)) if not _is_number(item)), last)
 
 
 def at(index: tuple[int, ...]) -> str:

@@ -6,9 +6,8 @@ read. Nothing is copied: a tensor of a request is a view of its body. Both forms
 they give the same bits and the same errors. An answer's tensors of wider dtypes come first, so that each is aligned for a reader
 that maps the bytes.
 
-Callers send the same few shapes repeatedly. Apart from the values, the checks of a request depend only on the layer and on the
-header and length of its body. `RequestTemplate.of` says which requests that passed every check give a template. Every value of
-every request is checked. No template keeps a tensor of a request.
+Apart from the values, the checks of a request depend only on the layer and on the header and length of its body, and callers
+repeat few of those. Every value of every request is checked. No template keeps a tensor of a request.
 """
 
 from __future__ import annotations
@@ -70,7 +69,6 @@ def has_long_header(body: bytearray) -> bool:
 
 
 def read_header(body: bytearray) -> Header:
-    """Return the parsed header of `body`; raises BadBinary."""
     length = _READER.length(body, len(body))
     text = bytes(body[LENGTH_BYTES : LENGTH_BYTES + length])
     return (_remembered if length <= MAX_REMEMBERED_BYTES else _READER.read)(text, len(body))

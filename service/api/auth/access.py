@@ -237,6 +237,5 @@ class CrossOrigin(CORSMiddleware):
         )
 
     def preflight_response(self, request_headers: Headers) -> Any:
-        """Return the ASGI application that answers a preflight."""
         answer = super().preflight_response(request_headers)
         return answer if answer.status_code == HTTPStatus.OK else self.app

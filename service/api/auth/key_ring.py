@@ -161,7 +161,6 @@ class KeyFile:
             await self.check()
 
     async def check(self) -> None:
-        """Reload the file if it has changed."""
         found = await asyncio.to_thread(self._changed)
         if isinstance(found, KeyRing):
             self.ring = found

@@ -1,8 +1,7 @@
 """OpenAPI document: describes the whole contract, hot routes included, with examples that run as they stand.
 
 Invariants: schemas come from the pydantic models that check requests. Examples have the widths of a served layer, so the
-document is made anew when the catalog changes. Nothing in it needs the network. Only the texts of the hot routes and of headers
-stand here: every other text stands where its route or its field is declared. Accept, Authorization and Content-Type are no
+document is made anew when the catalog changes. Nothing in it needs the network. Accept, Authorization and Content-Type are no
 parameters, because OpenAPI ignores such: they are media types and security schemes. No parameter of a header has a default or an
 example, or the page would send it with every request.
 """

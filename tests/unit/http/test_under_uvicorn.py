@@ -31,7 +31,7 @@ async def answers(sent: bytes, *, application: Any) -> bytes:
 
 
 def run(sent: bytes, application: Any, loop: Any = "asyncio") -> bytes:
-    factory: Any = uvicorn.Config(application, loop=loop).get_loop_factory()
+    factory: Any = uvicorn.Config(application, loop=loop, log_config=None).get_loop_factory()
     with asyncio.Runner(loop_factory=factory) as runner:
         return runner.run(answers(sent, application=application))
 
