@@ -65,7 +65,7 @@ class _Drain(NamedTuple):
 class Congestion:
     """Detects lanes that hold too much for too long: more than `MAX_BATCHES` of their batches and more than `wait_s` of work.
 
-    An overloaded lane keeps the whole batches that fit into `wait_s`, at least `min_batches`; more adds latency, not throughput.
+    An overloaded lane keeps the whole batches that fit into `wait_s`, at least one; more adds latency, not throughput.
     With a `wait_s` of 0 no lane is overloaded. Source: CoDel's "standing queue" (Nichols and Jacobson 2012, RFC 8289). A burst
     makes a long queue, which drains again. If much work stays after every batch and never shrinks, more arrives than is done.
     Invariants: Only a dispatch detects overload, so a stalled engine refuses nothing. A queue is long only if it exceeds both a
@@ -73,9 +73,8 @@ class Congestion:
     drains: between two batches the loop has other work, which takes longer than the batches under overload.
     """
 
-    def __init__(self, wait_s: float, min_batches: int = 1) -> None:
+    def __init__(self, wait_s: float) -> None:
         self._wait_s = wait_s
-        self._min_batches = min_batches
         self._long: dict[Hashable, _Long] = {}
         self._drains: dict[Hashable, _Drain] = {}
 
@@ -95,7 +94,7 @@ class Congestion:
             return
         lane_rate = self._lane_rate(lane, batch_flops, left_flops, now)
         in_time = self._wait_s * min(rate, max(lane_rate, LEAST_RATE * rate))
-        most = batch_flops * max(self._min_batches, in_time // max(batch_flops, 1))
+        most = batch_flops * max(1, in_time // max(batch_flops, 1))
         before = self._long.get(lane)
         if before is not None and before.is_overloaded:
             self._long[lane] = before._replace(most=most)
@@ -334,17 +333,14 @@ class Admission:
             )
         )
 
-    def check_congestion(
-        self, queue: Queue, lane: Hashable, now: float, caller: Hashable, coming_flops: int = 0
-    ) -> None:
+    def check_congestion(self, queue: Queue, lane: Hashable, now: float, caller: Hashable) -> None:
         """Raise QueueFull if the lane is in sustained overload, where waiting adds only latency.
 
-        With several callers, only those above their fair share are refused. `coming_flops` of later requests count as this one's.
+        With several callers, only those above their fair share are refused.
         """
         if not queue.congestion.has_long_queue:
             return
-        share = queue.lanes.jobs(lane).fair_share(caller).flops
-        overloaded_s = queue.congestion.refuse(lane, share + coming_flops, now)
+        overloaded_s = queue.congestion.refuse(lane, queue.lanes.jobs(lane).fair_share(caller).flops, now)
         if overloaded_s is not None:
             raise QueueFull(
                 f"for {overloaded_s:.1f} s requests of this kind have arrived faster than they can be computed",

@@ -165,14 +165,14 @@ class Batcher(Generic[P, R]):
         """Number of lanes in sustained overload; 0 of a queue while no job waits there and none of its batches runs."""
         return sum([dispatcher.num_overloaded for dispatcher in self._dispatchers])
 
-    def check_lane(self, lane: Hashable, caller: Hashable = None, coming_flops: int = 0) -> None:
+    def check_lane(self, lane: Hashable, caller: Hashable = None) -> None:
         """Raise QueueFull if this lane sheds load in either queue (`Admission.check_congestion`).
 
         `check_open` raises for the other reasons.
         """
         now = self._clock.now()
         for dispatcher in self._dispatchers:
-            self._admission.check_congestion(dispatcher.queue, lane, now, caller, coming_flops)
+            self._admission.check_congestion(dispatcher.queue, lane, now, caller)
 
     def begin_drain(self) -> None:
         """Admit nothing more; dispatch waiting jobs without waiting for others to join them."""
