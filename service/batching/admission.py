@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from service.batching.job import Cost, Work
+from service.batching.job import Cost, Job, Work
 from service.batching.policy import Lanes, Totals
 from service.errors import CostLimit, DeadlineExceeded, QueueFull
 
@@ -197,10 +197,6 @@ class Speed:
             rate = sum(work.flops for work, _ in self._batches) / sum(seconds for _, seconds in self._batches)
         return max(1, math.ceil(min(flops / rate, LONGEST_RETRY_S)))
 
-    def is_sure_in(self, left_s: float, flops: int) -> bool:
-        """Whether `finish_s` is less than `left_s` even if all queued `flops` and the whole running batch come first."""
-        return self._batch_s + (self._running.flops + flops) / (self.rate or math.inf) < left_s
-
     def finish_s(self, flops: int, ahead: Work, same_lane: Work, now: float) -> float:
         """Return seconds until a job of `flops` is likely answered, with `ahead` to be done before it and `same_lane` waiting.
 
@@ -266,21 +262,15 @@ class Admission:
         """Whether the number of jobs alone lets no other one in."""
         return self._short.lanes.num_jobs + self._long.lanes.num_jobs >= self._limits.capacity
 
-    def check(
-        self,
-        queue: Queue,
-        lane: Hashable,
-        cost: Cost,
-        deadline: float,
-        own_deadline: float,
-        caller: Hashable,
-        now: float,
-    ) -> None:
-        """Check a job before it joins `queue`; raise CostLimit, QueueFull or DeadlineExceeded."""
-        self._check_cost(cost)
-        self.check_room(cost, caller)
-        self.check_congestion(queue, lane, now, caller)
-        self._check_time(queue, lane, cost.flops, deadline - now, own_deadline - now, now, caller)
+    def check(self, queue: Queue, job: Job[Any, Any], own_deadline: float) -> None:
+        """Check a job before it joins `queue`; raise CostLimit, QueueFull or DeadlineExceeded.
+
+        `own_deadline` is the service's, which the caller's may precede.
+        """
+        self._check_cost(job.cost)
+        self.check_room(job.cost, job.caller)
+        self.check_congestion(queue, job.lane, job.accepted_at, job.caller)
+        self._check_time(queue, job, own_deadline)
 
     def _check_cost(self, cost: Cost) -> None:
         """Raise CostLimit for a request that could never run, even with an empty queue."""
@@ -347,24 +337,20 @@ class Admission:
                 retry_after_s=queue.speed.retry_after_s(queue.lanes.ahead(lane, caller).flops),
             )
 
-    def _check_time(
-        self, queue: Queue, lane: Hashable, flops: int, left_s: float, own_left_s: float, now: float, caller: Hashable
-    ) -> None:
+    def _check_time(self, queue: Queue, job: Job[Any, Any], own_deadline: float) -> None:
         """Raise QueueFull if the answer would likely come after the service's own deadline, which waits for a shorter queue.
 
         Raise DeadlineExceeded if the caller's deadline has passed or decides. An overloaded service that admits such requests
         spends its time on answers that come too late.
         """
+        now, left_s = job.accepted_at, job.deadline - job.accepted_at
         if left_s <= 0:
             raise DeadlineExceeded("the deadline passed before the request was queued")
         # A long batch has half of a saturated worker's core.
         slowdown = SLOWDOWN if queue.is_long and self._short.lanes.num_jobs else 1.0
-        lanes, speed = queue.lanes, queue.speed
-        if speed.is_sure_in(left_s / slowdown, lanes.num_flops + flops):
-            return
-        waiting, ahead = lanes.jobs(lane), lanes.ahead(lane, caller)
-        likely_s = slowdown * speed.finish_s(flops, ahead, Work(waiting.flops, len(waiting)), now)
-        if likely_s > own_left_s:
+        speed, waiting, ahead = queue.speed, queue.lanes.jobs(job.lane), queue.lanes.ahead(job.lane, job.caller)
+        likely_s = slowdown * speed.finish_s(job.cost.flops, ahead, Work(waiting.flops, len(waiting)), now)
+        if likely_s > own_deadline - now:
             raise QueueFull(
                 f"with the work queued ahead the answer would take {likely_s:.3f} s, longer than any request may",
                 retry_after_s=speed.retry_after_s(int(slowdown * ahead.flops)),

@@ -55,7 +55,7 @@ class Batcher(Generic[P, R]):
                 Runner(engine, clock, observer, queue, queue_limits, self._policy, beside),
                 self._admission,
                 batch_limits,
-                queue_limits,
+                queue_limits.max_wait_s,
                 clock,
                 self._report_queue,
             )
@@ -132,8 +132,8 @@ class Batcher(Generic[P, R]):
         rate = self._engine.rate(payload)
         dispatcher = self._long if self._is_long(lane, cost, rate) else self._short
         dispatcher.queue.speed.seed(rate)
-        self._admission.check(dispatcher.queue, lane, cost, deadline, own_deadline, caller, self._clock.now())
         job: Job[P, R] = Job(payload, lane, cost, deadline=deadline, clock=self._clock, caller=caller)
+        self._admission.check(dispatcher.queue, job, own_deadline)
         job.timer = self._clock.call_at(deadline, partial(self._expire, job))
         dispatcher.append(job)
         self._report_queue()
