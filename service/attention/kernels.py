@@ -35,7 +35,7 @@ KERNEL_ROWS = 256
 
 
 class Heads(NamedTuple):
-    """Projections of B sequences of one shape, M = B·N heads: q_MLH, k_MSH, v_MSV; `ready` decides which are contiguous."""
+    """Projections of B sequences of one shape, M = B·N heads: q_MLH, k_MSH, v_MSV; kernels take those of `copied`."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -140,20 +140,10 @@ def attend_same_length(views: Heads, length: int, scale: float, output: torch.Te
     for start in range(0, rows, group_rows):
         *group, target = (_by_sequence(x, slice(start, start + group_rows), length) for x in (*views, output))
         if target.dim() == output.dim():  # a single sequence
-            target.copy_(attend(ready(Heads(*group), None), None, scale))
+            target.copy_(attend(Heads(*copied(group)), None, scale))
         else:
             target.copy_(_attend(Heads(*(x.flatten(0, 1) for x in copied(group))), None, scale, num_heads))
         stop_point()
-
-
-def ready(views: Heads, mask: torch.Tensor | None) -> Heads:
-    """Return one sequence in the form the kernels take: the views themselves, or copies.
-
-    A small sequence is not copied if each row of a head begins at 64 bytes: batched products read rows at any stride with the
-    same bits, and copying is 6 to 7 % of such a sequence's time (docs/performance.md).
-    """
-    is_aligned = all(x.shape[2] * x.element_size() % ALIGNMENT == 0 for x in views)
-    return views if is_aligned and is_small(views, mask, len(views.q)) else Heads(*copied(views))
 
 
 def copied(views: Iterable[torch.Tensor]) -> list[torch.Tensor]:

@@ -199,7 +199,7 @@ class Layer:
         found = []
         for b, (views, output) in enumerate(sequences):
             mask = lowered_on(call.mask, b, self._like, self.spec.extra_keys)
-            heads = self._kernel_heads(views, mask)
+            heads = self._kernel_heads(views)
             if call.weights is None:
                 output.copy_(kernels.attend(heads, mask, self.spec.scale))
             else:
@@ -209,10 +209,8 @@ class Layer:
             stop_point()
         return joined(found) if found else None
 
-    def _kernel_heads(self, views: Heads, mask: torch.Tensor | None) -> Heads:
-        """Return one sequence as kernels take it: with the extra keys appended, and shared key and value heads repeated."""
-        if self._has_plain_heads:
-            return kernels.ready(views, mask)
+    def _kernel_heads(self, views: Heads) -> Heads:
+        """Return one sequence as kernels take it: copied, with the extra keys, and shared key and value heads repeated."""
         q, k, v = kernels.copied(views)
         if self.spec.extra_keys:
             k, v = (torch.cat(parts, dim=1) for parts in zip((k, v), self._appended, strict=True))
