@@ -236,9 +236,6 @@ class QueueLimits:
     max_cells: int  # attention scores; a job that waits alone may have more
     max_wait_s: float  # how long a batch waits for more jobs while the engine is idle (`Job.due_at`)
     standing_wait_s: float  # the queueing delay allowed in sustained overload; 0: only the other limits hold
-    max_request_tokens: int  # of one request, as the next two
-    max_request_cells: int
-    max_weights_bytes: int
     stuck_s: float  # a batch that makes no progress for this long is stuck
     inline_s: float  # a batch that likely ends within this time runs inline; 0: none does
     long_s: float  # a request that likely takes longer is long, and a short batch ends within this time; infinite: none is long
@@ -267,24 +264,18 @@ class Admission:
 
         `own_deadline` is the service's, which the caller's may precede.
         """
-        self._check_cost(job.cost)
+        self._check_bytes(job.cost.input_bytes)
         self.check_room(job.cost, job.caller)
         self.check_congestion(queue, job.lane, job.accepted_at, job.caller)
         self._check_time(queue, job, own_deadline)
 
-    def _check_cost(self, cost: Cost) -> None:
-        """Raise CostLimit for a request that could never run, even with an empty queue."""
-        limits = self._limits
-        for what, value, ceiling in (
-            ("query and key rows", cost.tokens, limits.max_request_tokens),
-            ("attention scores", cost.cells, limits.max_request_cells),
-            ("bytes of returned weights", cost.weights_bytes, limits.max_weights_bytes),
-            ("bytes of decoded tensors (ATTENTION_QUEUE_BYTES)", cost.input_bytes, limits.max_bytes),
-        ):
-            if value > ceiling:
-                raise CostLimit(
-                    f"the request needs {value:,} {what}, expected at most {ceiling:,}; send fewer sequences"
-                )
+    def _check_bytes(self, num_bytes: int) -> None:
+        """Raise CostLimit for a request that would not fit into an empty queue; `wire/` checks the other limits of a request."""
+        if num_bytes > (most := self._limits.max_bytes):
+            raise CostLimit(
+                f"the request needs {num_bytes:,} bytes of decoded tensors (ATTENTION_QUEUE_BYTES), expected at most {most:,}; "
+                "send fewer sequences"
+            )
 
     def check_room(self, cost: Cost, caller: Hashable) -> None:
         """Raise QueueFull if the queue has no room for this cost (jobs, bytes or scores), or none for this caller."""
