@@ -306,10 +306,14 @@ class Engine:
         calls: list[Any] = [one.call for one in batch]  # the wire makes calls of the layer's own kind
         started, progress = self._clock(), current()
         try:
-            return loaded.variants[dtype].forward(calls)
+            answers = loaded.variants[dtype].forward(calls)
         finally:
             if progress is not None:
                 progress.seconds += self._clock() - started
+        rows = [answer.output.shape[:2] for answer in answers]
+        if rows != [one.call.query.shape[:2] for one in batch]:
+            raise RuntimeError("the layer's answers do not match the calls. This is a bug.")
+        return answers
 
     def _dtype(self, loaded: LoadedLayer, *, is_float64: bool = False) -> torch.dtype:
         """Return the dtype to compute in: float64 for float64 queries; else the service's for a layer, float32 without one."""
