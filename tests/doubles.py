@@ -139,7 +139,7 @@ class GateEngine:
     def rate(self, payload: Any) -> float:
         return self.first_rate
 
-    def run(self, batch: Batch, *, is_inline: bool = False, is_long: bool = False) -> Held:
+    def run(self, batch: Batch, *, is_inline: bool = False, is_long: bool = False) -> tuple[Future[Any], GateProgress]:
         self.batches.append(list(batch))
         self.inline_flags.append(is_inline)
         self.long_flags.append(is_long)
@@ -147,7 +147,7 @@ class GateEngine:
         held = self.held[is_long] = Held(list(batch), Future(), GateProgress())
         if self.is_open:
             self.release(is_long=is_long)
-        return held
+        return held.future, held.progress
 
     def release(self, *, is_long: bool = False) -> None:
         """The held batch ends as its payloads deserve."""

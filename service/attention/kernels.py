@@ -12,7 +12,6 @@ bits it has alone (`may_share`).
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -36,7 +35,7 @@ KERNEL_ROWS = 256
 
 
 class Heads(NamedTuple):
-    """Projections of B sequences of one shape, M = B·N heads: q_MLH, k_MSH, v_MSV; `ready` decides which are contiguous."""
+    """Projections of B sequences of one shape, M = B·N heads: q_MLH, k_MSH, v_MSV; kernels take those of `copied`."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -55,7 +54,7 @@ def _attend(heads: Heads, mask: torch.Tensor | None, scale: float, num_heads: in
     The bits of finite results are the same; the zero mask costs 1 to 4 %.
     """
     if is_small(heads, mask, num_heads):
-        o_MLV = torch.bmm(small_weights(heads, scale, _scratch(heads.q.dtype)), heads.v)
+        o_MLV = torch.bmm(small_weights(heads, scale), heads.v)
         return o_MLV.view(-1, num_heads, *o_MLV.shape[1:])
     mask = heads.q.new_zeros(1, 1, heads.k.shape[1]) if mask is None else mask
     if len(heads.q) == num_heads and len(pieces := _pieces(heads)) > 1:
@@ -107,28 +106,11 @@ def is_small(heads: Heads, mask: torch.Tensor | None, num_heads: int) -> bool:
     return is_plain and num_heads * q.shape[1] * k.shape[1] <= MAX_SMALL_SCORES
 
 
-def small_weights(heads: Heads, scale: float, scratch: torch.Tensor | None = None) -> torch.Tensor:
-    """Return softmax(q·kᵀ·scale) of small unmasked sequences as w_MLS; in `scratch` if the caller does not keep it."""
-    num, queries, keys = len(heads.q), heads.q.shape[1], heads.k.shape[1]
-    if scratch is None:
-        scores = heads.q.new_empty(num, queries, keys)
-    else:
-        scores = scratch.as_strided((num, queries, keys), (queries * keys, keys, 1))
+def small_weights(heads: Heads, scale: float) -> torch.Tensor:
+    """Return softmax(q·kᵀ·scale) of small unmasked sequences as w_MLS."""
+    scores = heads.q.new_empty(len(heads.q), heads.q.shape[1], heads.k.shape[1])
     torch.baddbmm(scores, heads.q, heads.k.transpose(1, 2), beta=0, alpha=scale, out=scores)
     return torch.softmax(scores, -1, out=scores)
-
-
-_scratches = threading.local()
-
-
-def _scratch(dtype: torch.dtype) -> torch.Tensor:
-    """Return this thread's buffer for scores of small sequences: fresh pages for each batch would cost more than they save."""
-    found: torch.Tensor | None = getattr(_scratches, str(dtype), None)
-    if found is None:
-        with torch.inference_mode(mode=False):  # a tensor made in inference mode cannot be written outside it
-            found = torch.empty(MAX_SMALL_SCORES, dtype=dtype)
-        setattr(_scratches, str(dtype), found)
-    return found
 
 
 ALIGNMENT = 64
@@ -153,25 +135,15 @@ def attend_same_length(views: Heads, length: int, scale: float, output: torch.Te
     """Compute `attend` for unmasked sequences of one `length`; q, k, v and the output are views [N, B·L, H]."""
     num_heads, rows = views.q.shape[:2]
     group_rows = rows
-    if views.q.device.type == "cpu":  # the scores of one group fit into the cache and the scratch buffer
+    if views.q.device.type == "cpu":  # the scores of one group fit into the cache
         group_rows = length * max(1, MAX_SMALL_SCORES // (num_heads * length**2))
     for start in range(0, rows, group_rows):
         *group, target = (_by_sequence(x, slice(start, start + group_rows), length) for x in (*views, output))
         if target.dim() == output.dim():  # a single sequence
-            target.copy_(attend(ready(Heads(*group), None), None, scale))
+            target.copy_(attend(Heads(*copied(group)), None, scale))
         else:
             target.copy_(_attend(Heads(*(x.flatten(0, 1) for x in copied(group))), None, scale, num_heads))
         stop_point()
-
-
-def ready(views: Heads, mask: torch.Tensor | None) -> Heads:
-    """Return one sequence in the form the kernels take: the views themselves, or copies.
-
-    A small sequence is not copied if each row of a head begins at 64 bytes: batched products read rows at any stride with the
-    same bits, and copying is 6 to 7 % of such a sequence's time (docs/performance.md).
-    """
-    is_aligned = all(x.shape[2] * x.element_size() % ALIGNMENT == 0 for x in views)
-    return views if is_aligned and is_small(views, mask, len(views.q)) else Heads(*copied(views))
 
 
 def copied(views: Iterable[torch.Tensor]) -> list[torch.Tensor]:

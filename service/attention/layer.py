@@ -56,7 +56,6 @@ class Layer:
         self._widths = [len(moved[f"{name}.weight"]) for name in INPUTS]
         self._has_one_input_width = spec.query_width == spec.key_width == spec.value_width
         # Query, key and value have the same heads of the same width, and the layer appends no keys.
-        self._has_plain_heads = len(set(self._widths)) == 1 and not spec.extra_keys
         self._inputs, self._fused = self._input_projections(moved)
         self._output = projection.packed(projection.side_by_side(moved, ["output"])) if spec.has_output else None
         self._appended = _extra_columns(spec, moved)
@@ -121,7 +120,8 @@ class Layer:
     def may_share(self, length: int) -> bool:
         """Return whether unmasked self-attention of several sequences of this length is one `kernels.attend_same_length` call."""
         shape = self.spec.num_heads, length, self.spec.head_width
-        return self._has_one_input_width and self._has_plain_heads and kernels.may_share(shape, self._like)
+        has_plain_heads = len(set(self._widths)) == 1 and not self.spec.extra_keys
+        return self._has_one_input_width and has_plain_heads and kernels.may_share(shape, self._like)
 
     def _run_pass(self, calls: Sequence[Call], sort_keys: Sequence[tuple[int, int]]) -> list[Answer]:
         """Return the answers of one pass, whose calls are in their sort order."""
@@ -199,7 +199,7 @@ class Layer:
         found = []
         for b, (views, output) in enumerate(sequences):
             mask = lowered_on(call.mask, b, self._like, self.spec.extra_keys)
-            heads = self._kernel_heads(views, mask)
+            heads = self._kernel_heads(views)
             if call.weights is None:
                 output.copy_(kernels.attend(heads, mask, self.spec.scale))
             else:
@@ -209,10 +209,8 @@ class Layer:
             stop_point()
         return joined(found) if found else None
 
-    def _kernel_heads(self, views: Heads, mask: torch.Tensor | None) -> Heads:
-        """Return one sequence as kernels take it: with the extra keys appended, and shared key and value heads repeated."""
-        if self._has_plain_heads:
-            return kernels.ready(views, mask)
+    def _kernel_heads(self, views: Heads) -> Heads:
+        """Return one sequence as kernels take it: copied, with the extra keys, and shared key and value heads repeated."""
         q, k, v = kernels.copied(views)
         if self.spec.extra_keys:
             k, v = (torch.cat(parts, dim=1) for parts in zip((k, v), self._appended, strict=True))

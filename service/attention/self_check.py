@@ -22,7 +22,7 @@ from service.attention.scaled_dot_product import ScaledDotProduct
 # Lengths around every rounding rule of `projection.py`: single rows, odd counts, below and above 12 rows, a common long one. The
 # last is self-attention without a mask: a full pass has it 12 times, and one kernel call may compute most or all of these.
 LENGTHS = (1, 2, 3, 5, 11, 12, 13, 1, 30, 7, 64, 20, 9, 33)
-# Lengths at which one sequence skips the copy but a group does not (`kernels.ready`): checked alone and twice in one call.
+# Lengths of sequences that are checked alone and twice in one attention call: small products have kernels of their own.
 SAME_LENGTHS = (4, 8, 16, 24, 48, 64, 128)
 SEED = 20260
 # Sequences, heads, rows and head width of the attention that `first_rate` measures; a layer's calls have as many rows.

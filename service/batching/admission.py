@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from service.batching.job import Cost, Work
+from service.batching.job import Cost, Job, Work
 from service.batching.policy import Lanes, Totals
 from service.errors import CostLimit, DeadlineExceeded, QueueFull
 
@@ -65,7 +65,7 @@ class _Drain(NamedTuple):
 class Congestion:
     """Detects lanes that hold too much for too long: more than `MAX_BATCHES` of their batches and more than `wait_s` of work.
 
-    An overloaded lane keeps the whole batches that fit into `wait_s`, at least `min_batches`; more adds latency, not throughput.
+    An overloaded lane keeps the whole batches that fit into `wait_s`, at least one; more adds latency, not throughput.
     With a `wait_s` of 0 no lane is overloaded. Source: CoDel's "standing queue" (Nichols and Jacobson 2012, RFC 8289). A burst
     makes a long queue, which drains again. If much work stays after every batch and never shrinks, more arrives than is done.
     Invariants: Only a dispatch detects overload, so a stalled engine refuses nothing. A queue is long only if it exceeds both a
@@ -73,9 +73,8 @@ class Congestion:
     drains: between two batches the loop has other work, which takes longer than the batches under overload.
     """
 
-    def __init__(self, wait_s: float, min_batches: int = 1) -> None:
+    def __init__(self, wait_s: float) -> None:
         self._wait_s = wait_s
-        self._min_batches = min_batches
         self._long: dict[Hashable, _Long] = {}
         self._drains: dict[Hashable, _Drain] = {}
 
@@ -95,7 +94,7 @@ class Congestion:
             return
         lane_rate = self._lane_rate(lane, batch_flops, left_flops, now)
         in_time = self._wait_s * min(rate, max(lane_rate, LEAST_RATE * rate))
-        most = batch_flops * max(self._min_batches, in_time // max(batch_flops, 1))
+        most = batch_flops * max(1, in_time // max(batch_flops, 1))
         before = self._long.get(lane)
         if before is not None and before.is_overloaded:
             self._long[lane] = before._replace(most=most)
@@ -198,10 +197,6 @@ class Speed:
             rate = sum(work.flops for work, _ in self._batches) / sum(seconds for _, seconds in self._batches)
         return max(1, math.ceil(min(flops / rate, LONGEST_RETRY_S)))
 
-    def is_sure_in(self, left_s: float, flops: int) -> bool:
-        """Whether `finish_s` is less than `left_s` even if all queued `flops` and the whole running batch come first."""
-        return self._batch_s + (self._running.flops + flops) / (self.rate or math.inf) < left_s
-
     def finish_s(self, flops: int, ahead: Work, same_lane: Work, now: float) -> float:
         """Return seconds until a job of `flops` is likely answered, with `ahead` to be done before it and `same_lane` waiting.
 
@@ -241,9 +236,6 @@ class QueueLimits:
     max_cells: int  # attention scores; a job that waits alone may have more
     max_wait_s: float  # how long a batch waits for more jobs while the engine is idle (`Job.due_at`)
     standing_wait_s: float  # the queueing delay allowed in sustained overload; 0: only the other limits hold
-    max_request_tokens: int  # of one request, as the next two
-    max_request_cells: int
-    max_weights_bytes: int
     stuck_s: float  # a batch that makes no progress for this long is stuck
     inline_s: float  # a batch that likely ends within this time runs inline; 0: none does
     long_s: float  # a request that likely takes longer is long, and a short batch ends within this time; infinite: none is long
@@ -267,35 +259,23 @@ class Admission:
         """Whether the number of jobs alone lets no other one in."""
         return self._short.lanes.num_jobs + self._long.lanes.num_jobs >= self._limits.capacity
 
-    def check(
-        self,
-        queue: Queue,
-        lane: Hashable,
-        cost: Cost,
-        deadline: float,
-        own_deadline: float,
-        caller: Hashable,
-        now: float,
-    ) -> None:
-        """Check a job before it joins `queue`; raise CostLimit, QueueFull or DeadlineExceeded."""
-        self._check_cost(cost)
-        self.check_room(cost, caller)
-        self.check_congestion(queue, lane, now, caller)
-        self._check_time(queue, lane, cost.flops, deadline - now, own_deadline - now, now, caller)
+    def check(self, queue: Queue, job: Job[Any, Any], own_deadline: float) -> None:
+        """Check a job before it joins `queue`; raise CostLimit, QueueFull or DeadlineExceeded.
 
-    def _check_cost(self, cost: Cost) -> None:
-        """Raise CostLimit for a request that could never run, even with an empty queue."""
-        limits = self._limits
-        for what, value, ceiling in (
-            ("query and key rows", cost.tokens, limits.max_request_tokens),
-            ("attention scores", cost.cells, limits.max_request_cells),
-            ("bytes of returned weights", cost.weights_bytes, limits.max_weights_bytes),
-            ("bytes of decoded tensors (ATTENTION_QUEUE_BYTES)", cost.input_bytes, limits.max_bytes),
-        ):
-            if value > ceiling:
-                raise CostLimit(
-                    f"the request needs {value:,} {what}, expected at most {ceiling:,}; send fewer sequences"
-                )
+        `own_deadline` is the service's, which the caller's may precede.
+        """
+        self._check_bytes(job.cost.input_bytes)
+        self.check_room(job.cost, job.caller)
+        self.check_congestion(queue, job.lane, job.accepted_at, job.caller)
+        self._check_time(queue, job, own_deadline)
+
+    def _check_bytes(self, num_bytes: int) -> None:
+        """Raise CostLimit for a request that would not fit into an empty queue; `wire/` checks the other limits of a request."""
+        if num_bytes > (most := self._limits.max_bytes):
+            raise CostLimit(
+                f"the request needs {num_bytes:,} bytes of decoded tensors (ATTENTION_QUEUE_BYTES), expected at most {most:,}; "
+                "send fewer sequences"
+            )
 
     def check_room(self, cost: Cost, caller: Hashable) -> None:
         """Raise QueueFull if the queue has no room for this cost (jobs, bytes or scores), or none for this caller."""
@@ -334,41 +314,34 @@ class Admission:
             )
         )
 
-    def check_congestion(
-        self, queue: Queue, lane: Hashable, now: float, caller: Hashable, coming_flops: int = 0
-    ) -> None:
+    def check_congestion(self, queue: Queue, lane: Hashable, now: float, caller: Hashable) -> None:
         """Raise QueueFull if the lane is in sustained overload, where waiting adds only latency.
 
-        With several callers, only those above their fair share are refused. `coming_flops` of later requests count as this one's.
+        With several callers, only those above their fair share are refused.
         """
         if not queue.congestion.has_long_queue:
             return
-        share = queue.lanes.jobs(lane).fair_share(caller).flops
-        overloaded_s = queue.congestion.refuse(lane, share + coming_flops, now)
+        overloaded_s = queue.congestion.refuse(lane, queue.lanes.jobs(lane).fair_share(caller).flops, now)
         if overloaded_s is not None:
             raise QueueFull(
                 f"for {overloaded_s:.1f} s requests of this kind have arrived faster than they can be computed",
                 retry_after_s=queue.speed.retry_after_s(queue.lanes.ahead(lane, caller).flops),
             )
 
-    def _check_time(
-        self, queue: Queue, lane: Hashable, flops: int, left_s: float, own_left_s: float, now: float, caller: Hashable
-    ) -> None:
+    def _check_time(self, queue: Queue, job: Job[Any, Any], own_deadline: float) -> None:
         """Raise QueueFull if the answer would likely come after the service's own deadline, which waits for a shorter queue.
 
         Raise DeadlineExceeded if the caller's deadline has passed or decides. An overloaded service that admits such requests
         spends its time on answers that come too late.
         """
+        now, left_s = job.accepted_at, job.deadline - job.accepted_at
         if left_s <= 0:
             raise DeadlineExceeded("the deadline passed before the request was queued")
         # A long batch has half of a saturated worker's core.
         slowdown = SLOWDOWN if queue.is_long and self._short.lanes.num_jobs else 1.0
-        lanes, speed = queue.lanes, queue.speed
-        if speed.is_sure_in(left_s / slowdown, lanes.num_flops + flops):
-            return
-        waiting, ahead = lanes.jobs(lane), lanes.ahead(lane, caller)
-        likely_s = slowdown * speed.finish_s(flops, ahead, Work(waiting.flops, len(waiting)), now)
-        if likely_s > own_left_s:
+        speed, waiting, ahead = queue.speed, queue.lanes.jobs(job.lane), queue.lanes.ahead(job.lane, job.caller)
+        likely_s = slowdown * speed.finish_s(job.cost.flops, ahead, Work(waiting.flops, len(waiting)), now)
+        if likely_s > own_deadline - now:
             raise QueueFull(
                 f"with the work queued ahead the answer would take {likely_s:.3f} s, longer than any request may",
                 retry_after_s=speed.retry_after_s(int(slowdown * ahead.flops)),

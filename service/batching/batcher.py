@@ -55,7 +55,7 @@ class Batcher(Generic[P, R]):
                 Runner(engine, clock, observer, queue, queue_limits, self._policy, beside),
                 self._admission,
                 batch_limits,
-                queue_limits,
+                queue_limits.max_wait_s,
                 clock,
                 self._report_queue,
             )
@@ -132,8 +132,8 @@ class Batcher(Generic[P, R]):
         rate = self._engine.rate(payload)
         dispatcher = self._long if self._is_long(lane, cost, rate) else self._short
         dispatcher.queue.speed.seed(rate)
-        self._admission.check(dispatcher.queue, lane, cost, deadline, own_deadline, caller, self._clock.now())
         job: Job[P, R] = Job(payload, lane, cost, deadline=deadline, clock=self._clock, caller=caller)
+        self._admission.check(dispatcher.queue, job, own_deadline)
         job.timer = self._clock.call_at(deadline, partial(self._expire, job))
         dispatcher.append(job)
         self._report_queue()
@@ -165,14 +165,14 @@ class Batcher(Generic[P, R]):
         """Number of lanes in sustained overload; 0 of a queue while no job waits there and none of its batches runs."""
         return sum([dispatcher.num_overloaded for dispatcher in self._dispatchers])
 
-    def check_lane(self, lane: Hashable, caller: Hashable = None, coming_flops: int = 0) -> None:
+    def check_lane(self, lane: Hashable, caller: Hashable = None) -> None:
         """Raise QueueFull if this lane sheds load in either queue (`Admission.check_congestion`).
 
         `check_open` raises for the other reasons.
         """
         now = self._clock.now()
         for dispatcher in self._dispatchers:
-            self._admission.check_congestion(dispatcher.queue, lane, now, caller, coming_flops)
+            self._admission.check_congestion(dispatcher.queue, lane, now, caller)
 
     def begin_drain(self) -> None:
         """Admit nothing more; dispatch waiting jobs without waiting for others to join them."""

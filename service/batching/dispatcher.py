@@ -10,39 +10,31 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Generic
 
-from service.batching.admission import Admission, Queue, QueueLimits
+from service.batching.admission import Admission, Queue
 from service.batching.job import Job, P, R
 from service.batching.policy import BatchLimits, FairQueue, full_batch
 from service.batching.runner import Runner
 from service.loop_time import Clock
 
 
+@dataclass(eq=False, repr=False)
 class Dispatcher(Generic[P, R]):
     """Serves one queue. `report` is called after jobs have left the queue to run."""
 
-    def __init__(
-        self,
-        queue: Queue,
-        runner: Runner[P, R],
-        admission: Admission,
-        batch_limits: BatchLimits,
-        limits: QueueLimits,
-        clock: Clock,
-        report: Callable[[], object],
-    ) -> None:
-        self.queue = queue
-        self.runner = runner
-        self._admission = admission
-        self._batch_limits = batch_limits
-        self._limits = limits
-        self._clock = clock
-        self._report = report
-        self._changed = asyncio.Event()  # a job arrived, left or finished, or a drain began
-        self._is_draining = False
-        self.running: list[Job[P, R]] = []
-        """The batch in flight, settled jobs included."""
+    queue: Queue
+    runner: Runner[P, R]
+    admission: Admission
+    batch_limits: BatchLimits
+    max_wait_s: float
+    clock: Clock
+    report: Callable[[], object]
+    running: list[Job[P, R]] = field(default_factory=list)
+    """The batch in flight, settled jobs included."""
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)  # a job arrived, left or finished, or a drain began
+    _is_draining: bool = False
 
     @property
     def num_running(self) -> int:
@@ -64,7 +56,7 @@ class Dispatcher(Generic[P, R]):
         if not is_waiting:
             self.runner.stop_if_unwanted()
         elif not self.queue.lanes.jobs(job.lane):
-            self.queue.congestion.emptied(job.lane, self._clock.now())
+            self.queue.congestion.emptied(job.lane, self.clock.now())
         self._changed.set()
         return is_waiting
 
@@ -91,7 +83,7 @@ class Dispatcher(Generic[P, R]):
     async def wait(self, until: float) -> None:
         """Wait for the next change or until a time, which may be infinite."""
         self._changed.clear()
-        timer = self._clock.call_at(until, self._changed.set) if math.isfinite(until) else None
+        timer = self.clock.call_at(until, self._changed.set) if math.isfinite(until) else None
         try:
             await self._changed.wait()
         finally:
@@ -103,17 +95,17 @@ class Dispatcher(Generic[P, R]):
         lanes = self.queue.lanes
         if not lanes.num_jobs:
             lanes.reset_shares()
-            self.queue.congestion.idle(self._clock.now())
+            self.queue.congestion.idle(self.clock.now())
         # Any due lane counts: the next one may still wait for jobs, but the thread would be idle.
-        while (due_at := lanes.first_due_at(self._due_at)) > self._clock.now():
-            if lanes.num_jobs and self._admission.is_full:
+        while (due_at := lanes.first_due_at(self._due_at)) > self.clock.now():
+            if lanes.num_jobs and self.admission.is_full:
                 break
             await self.wait(due_at)
         # Before an inline batch that can grow blocks the loop, take in arrived requests until a pass over the sockets adds none.
         num_jobs = 0
         while (
             len(jobs := lanes.next_jobs) > num_jobs
-            and not self._admission.is_full
+            and not self.admission.is_full
             and not self._full_batch(jobs)
             and self.runner.is_inline(jobs)
         ):
@@ -122,14 +114,13 @@ class Dispatcher(Generic[P, R]):
 
     def _due_at(self, jobs: FairQueue[Job[P, R]]) -> float:
         """Return when the next batch of this lane is due: at once unless it waits for more jobs."""
-        max_wait_s = self._limits.max_wait_s
-        if max_wait_s <= 0 or self._is_draining or self._full_batch(jobs):
+        if self.max_wait_s <= 0 or self._is_draining or self._full_batch(jobs):
             return -math.inf
-        return min(job.due_at(max_wait_s) for job in jobs)
+        return min(job.due_at(self.max_wait_s) for job in jobs)
 
     def _full_batch(self, jobs: FairQueue[Job[P, R]]) -> list[Job[P, R]]:
         """Return the next batch of one lane's jobs if it is full, else an empty list."""
-        return full_batch(jobs, self._batch_limits, self._max_flops(jobs))
+        return full_batch(jobs, self.batch_limits, self._max_flops(jobs))
 
     def _max_flops(self, jobs: FairQueue[Job[P, R]]) -> float:
         return self.runner.max_flops(next(iter(jobs)).lane) if jobs else math.inf
@@ -137,7 +128,7 @@ class Dispatcher(Generic[P, R]):
     async def _execute(self) -> None:
         """Take a batch, fail its jobs whose deadline has passed although their timers have not fired yet, and run the others."""
         lanes = self.queue.lanes
-        batch, now = lanes.take(self._batch_limits, self._max_flops(lanes.next_jobs)), self._clock.now()
+        batch, now = lanes.take(self.batch_limits, self._max_flops(lanes.next_jobs)), self.clock.now()
         if batch:
             lane, flops = batch[0].lane, sum([job.cost.flops for job in batch])
             self.queue.congestion.dispatched(lane, flops, lanes.jobs(lane).flops, self.queue.speed.rate, now)
@@ -146,7 +137,7 @@ class Dispatcher(Generic[P, R]):
                 job.expire()
         self.running = [job for job in batch if not job.is_settled]
         del batch
-        self._report()
+        self.report()
         await self.runner.run(self.running)
         self.running = []
         self._changed.set()

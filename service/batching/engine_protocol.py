@@ -36,16 +36,6 @@ class Progress(Protocol):
         """End the batch at its next point; its future then fails."""
 
 
-class Running(Protocol[R]):
-    """A batch that the engine has taken."""
-
-    @property
-    def future(self) -> Future[Sequence[R]]: ...
-
-    @property
-    def progress(self) -> Progress: ...
-
-
 class Engine(Protocol[P_contra, R]):
     """Computes one result per payload, in order; EngineDown says that no later batch will be answered.
 
@@ -53,7 +43,9 @@ class Engine(Protocol[P_contra, R]):
     computes beside the others, on a thread of its own.
     """
 
-    def run(self, batch: Sequence[P_contra], /, *, is_inline: bool, is_long: bool) -> Running[R]: ...
+    def run(
+        self, batch: Sequence[P_contra], /, *, is_inline: bool, is_long: bool
+    ) -> tuple[Future[Sequence[R]], Progress]: ...
 
     def rate(self, payload: P_contra, /) -> float:
         """Return the flops per second that computations of this kind reached in their self-check; 0 if unknown."""

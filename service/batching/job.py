@@ -71,7 +71,7 @@ class Outcome(NamedTuple, Generic[R]):
 
 @dataclass(slots=True, eq=False, repr=False)
 class Job(Generic[P, R]):
-    """One admitted request; made on the running event loop, to which its promise belongs."""
+    """One admitted request, made on the running event loop, to which its promise belongs. A refused one is dropped at once."""
 
     payload: P
     lane: Hashable

@@ -96,45 +96,35 @@ class InlinePolicy:
             pace.batches_off_loop = WINDOW
 
 
+@dataclass(eq=False, repr=False)
 class Runner(Generic[P, R]):
     """Runs the batches of one queue; the queue's speed and `policy` learn from them.
 
     `beside` is locked while a long batch runs, so that a short one that runs out of memory beside it can wait for its end.
     """
 
-    def __init__(
-        self,
-        engine: Engine[P, R],
-        clock: Clock,
-        observer: Observer,
-        queue: Queue,
-        limits: QueueLimits,
-        policy: InlinePolicy,
-        beside: asyncio.Lock,
-    ) -> None:
-        self._engine = engine
-        self._clock = clock
-        self._observer = observer
-        self._speed = queue.speed
-        self._is_long = queue.is_long
-        self._limits = limits
-        self._policy = policy
-        self._beside = beside
-        self._blocked_s = 0.0  # by inline batches, since the loop last had time for other requests
-        self._computed: list[Job[P, R]] = []  # the jobs of the batch that the engine's thread computes
-        self._progress: Progress | None = None  # of that batch
+    engine: Engine[P, R]
+    clock: Clock
+    observer: Observer
+    queue: Queue
+    limits: QueueLimits
+    policy: InlinePolicy
+    beside: asyncio.Lock
+    _blocked_s: float = 0.0  # by inline batches, since the loop last had time for other requests
+    _computed: list[Job[P, R]] = field(default_factory=list)  # the jobs of the batch that the engine's thread computes
+    _progress: Progress | None = None  # of that batch
 
     def is_inline(self, jobs: Iterable[Job[P, R]]) -> bool:
         """Whether a batch of these jobs likely ends so soon that the loop may wait for it."""
-        if self._is_long:
+        if self.queue.is_long:
             return False
         flops, sequences = sum([job.cost.flops for job in jobs]), sum([job.cost.sequences for job in jobs])
-        return self._policy.is_inline(next(iter(jobs)).lane, flops, sequences, self._blocked_s)
+        return self.policy.is_inline(next(iter(jobs)).lane, flops, sequences, self._blocked_s)
 
     def max_flops(self, lane: Hashable) -> float:
         """Return the most flops that a batch of this lane may have: a short batch ends in `long_s`."""
-        rate = self._policy.rate(lane)
-        return math.inf if self._is_long or not rate else rate * self._limits.long_s
+        rate = self.policy.rate(lane)
+        return math.inf if self.queue.is_long or not rate else rate * self.limits.long_s
 
     def stop_if_unwanted(self) -> None:
         """Stop the batch that the engine's thread computes if all its callers have left."""
@@ -155,7 +145,7 @@ class Runner(Generic[P, R]):
     async def run(self, jobs: list[Job[P, R]]) -> None:
         """Run these jobs until all are settled; raise EngineDown and leave unsettled jobs to the caller."""
         parts = [jobs]
-        async with self._beside if self._is_long else contextlib.nullcontext():
+        async with self.beside if self.queue.is_long else contextlib.nullcontext():
             while parts:
                 left = [job for job in parts.pop() if not job.is_settled]
                 if left:
@@ -173,11 +163,11 @@ class Runner(Generic[P, R]):
             for job, result in zip(jobs, future.result(), strict=True):
                 job.settle(result)
             return []
-        is_crowded = isinstance(failure, CostLimit) and not (self._is_long or is_alone) and self._beside.locked()
+        is_crowded = isinstance(failure, CostLimit) and not (self.queue.is_long or is_alone) and self.beside.locked()
         parts = [jobs] if is_crowded else self._parts(jobs, failure)
         del failure, future
         if is_crowded:
-            async with self._beside:
+            async with self.beside:
                 left = [job for job in jobs if not job.is_settled]
                 return await self._attempt(left, is_alone=True) if left else []
         if parts:
@@ -190,33 +180,31 @@ class Runner(Generic[P, R]):
         work, batch, lane = Work(sum([cost.flops for cost in costs]), len(costs)), BatchInfo.of(costs), jobs[0].lane
         for job in jobs:
             job.start(batch)
-        started_at = self._clock.now()
-        self._speed.begin(work, started_at)
+        started_at = self.clock.now()
+        self.queue.speed.begin(work, started_at)
         try:
-            running = self._engine.run(
-                [job.payload for job in jobs], is_inline=self.is_inline(jobs), is_long=self._is_long
+            future, progress = self.engine.run(
+                [job.payload for job in jobs], is_inline=self.is_inline(jobs), is_long=self.queue.is_long
             )
         except Exception as error:  # noqa: BLE001  any exception is this batch's failure
-            self._speed.end()
+            self.queue.speed.end()
             # No local name for the future: error -> traceback -> frame -> future -> error would stay until a gc.
             return _failed(error)
-        future, progress = running.future, running.progress
-        del running
         # Includes the time of an inline pass that failed and that the engine's thread repeats.
-        waited_s = self._clock.now() - started_at
+        waited_s = self.clock.now() - started_at
         if future.done():
             self._blocked_s += max(waited_s, SHORTEST_S)
         else:
             await self._watch(jobs, future, progress)
-        self._speed.end()
-        self._observer.computed(progress)
+        self.queue.speed.end()
+        self.observer.computed(progress)
         if failure_of(future, len(jobs)) is None:
-            compute_s = self._clock.now() - started_at
+            compute_s = self.clock.now() - started_at
             # Callers wait for the clock. A long batch gets a part of its core, which differs from batch to batch, so its own
             # speed is that of the processor's time (`Admission` multiplies it).
-            self._speed.note(work, (progress.seconds or compute_s) if self._is_long else compute_s)
-            self._policy.note(lane, work.flops, progress.seconds or compute_s, waited_s=waited_s)
-            self._observer.batch_done(lane, batch, compute_s)
+            self.queue.speed.note(work, (progress.seconds or compute_s) if self.queue.is_long else compute_s)
+            self.policy.note(lane, work.flops, progress.seconds or compute_s, waited_s=waited_s)
+            self.observer.batch_done(lane, batch, compute_s)
         return future
 
     async def _watch(self, jobs: list[Job[P, R]], future: Future[Sequence[R]], progress: Progress) -> None:
@@ -224,7 +212,7 @@ class Runner(Generic[P, R]):
         self._computed, self._progress = jobs, progress
         self.stop_if_unwanted()
         try:
-            await wait_for(future, self._clock, self._limits.stuck_s, progress)
+            await wait_for(future, self.clock, self.limits.stuck_s, progress)
         finally:
             self._computed, self._progress = [], None
 
@@ -238,15 +226,15 @@ class Runner(Generic[P, R]):
         lane, left = jobs[0].lane, [job for job in jobs if not job.is_settled]
         if not left:
             return []  # it may have been stopped
-        self._policy.failed(lane)
+        self.policy.failed(lane)
         if len(jobs) == 1:
             jobs[0].fail(caller_error(failure))
             return []
         if isinstance(failure, CostLimit):
-            self._observer.batch_split(lane, len(left))
+            self.observer.batch_split(lane, len(left))
             middle = (len(left) + 1) // 2
             return [left[:middle], left[middle:]]
-        self._observer.retried_apart(lane, len(left), type(failure).__name__)
+        self.observer.retried_apart(lane, len(left), type(failure).__name__)
         return [[job] for job in left]
 
 

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import torch
 
 from service.errors import LayerError, LayerNotLoaded, ServiceError
-from service.layers.wording import quoted, shape_text
+from service.layers.wording import quoted
 
 _MIN_INTEGER, _MAX_INTEGER = -(2**63), 2**64 - 1
 
@@ -76,7 +76,6 @@ _DECODER = json.JSONDecoder(
 # The dtypes that a layer may have.
 FILE_DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
 MAX_FILE_HEADER_BYTES = 100_000_000  # of a file: the limit of the safetensors library
-MAX_DIMENSIONS = 8  # of a tensor that is read
 LENGTH_BYTES = 8
 # Errors of which the path or the file is the cause; any other is a lack of descriptors or memory, or a failing disk.
 _FAULTS_OF_FILES = {errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ENXIO}
@@ -199,12 +198,9 @@ def read_header(file: io.BufferedReader, *, max_bytes: int = MAX_FILE_HEADER_BYT
 
 
 def read_tensor(file: io.BufferedReader, name: str, entry: TensorEntry) -> torch.Tensor:
-    """Read one tensor into its own memory; floating-point dtypes only."""
+    """Read one tensor into its own memory; floating-point dtypes only. The caller has checked its shape."""
     if entry.dtype not in FILE_DTYPES:
         raise LayerError(f"{quoted(name)} holds {entry.dtype}, expected one of {', '.join(FILE_DTYPES)}")
-    if 0 in entry.shape or not 1 <= len(entry.shape) <= MAX_DIMENSIONS:
-        found = f"{quoted(name)} has the shape {shape_text(entry.shape)}"
-        raise LayerError(f"{found}, expected 1 to {MAX_DIMENSIONS} axes, none of size 0")
     try:
         tensor = torch.empty(entry.shape, dtype=FILE_DTYPES[entry.dtype])
     except (RuntimeError, MemoryError) as error:

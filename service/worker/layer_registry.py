@@ -11,6 +11,7 @@ applied when another replaces it.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
@@ -155,6 +156,7 @@ class LayerRegistry:
             del future  # it holds the error, whose traceback holds this frame and the layer's tensors
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Reconciler:
     """Applies desired states to the registry, and calls `acknowledge` after each.
 
@@ -163,47 +165,39 @@ class Reconciler:
     return, and not when another state arrives.
     """
 
-    def __init__(
-        self,
-        registry: LayerRegistry,
-        channel: ControlChannel,
-        clock: Clock,
-        retry_s: float,
-        acknowledge: Callable[[], object],
-    ) -> None:
-        self._registry = registry
-        self._channel = channel
-        self._clock = clock
-        self._retry_s = retry_s
-        self._acknowledge = acknowledge
-        self._checked = asyncio.Event()
-        self._applying: tuple[DesiredState, asyncio.Task[None]] | None = None
-        self._retry_at = 0.0
+    registry: LayerRegistry
+    channel: ControlChannel
+    clock: Clock
+    retry_s: float
+    acknowledge: Callable[[], object]
+    _checked: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
+    _applying: tuple[DesiredState, asyncio.Task[None]] | None = None
+    _retry_at: float = 0.0
 
     def check(self) -> None:
         """Check for another state or a due retry; stop applying a state that was replaced."""
         self._checked.set()
-        if self._applying is not None and self._channel.service.desired.version != self._applying[0].version:
+        if self._applying is not None and self.channel.service.desired.version != self._applying[0].version:
             self._applying[1].cancel()
 
     async def load(self, *, strict: bool) -> None:
         """Load the first layers; raises LayerError if the directory cannot be served."""
-        while not self._channel.has_heard:
+        while not self.channel.has_heard:
             await self._check()
-        if self._channel.service.desired.version == 0:
-            self._channel.report(found=await self._registry.load_directory(strict=strict))
-        while self._channel.service.desired.version == 0:
+        if self.channel.service.desired.version == 0:
+            self.channel.report(found=await self.registry.load_directory(strict=strict))
+        while self.channel.service.desired.version == 0:
             await self._check()
-        self._channel.report(found=None)
-        await self._apply(self._channel.service.desired)
+        self.channel.report(found=None)
+        await self._apply(self.channel.service.desired)
 
     async def run(self) -> None:
         """Apply every new state, until cancelled."""
         while True:
             await self._check()
-            desired = self._channel.service.desired
-            is_retry_due = self._registry.fault is not None and self._clock.now() >= self._retry_at
-            if desired.version != self._registry.applied.version or is_retry_due:
+            desired = self.channel.service.desired
+            is_retry_due = self.registry.fault is not None and self.clock.now() >= self._retry_at
+            if desired.version != self.registry.applied.version or is_retry_due:
                 await self._apply_until_replaced(desired)
 
     async def _check(self) -> None:
@@ -223,8 +217,8 @@ class Reconciler:
             task.cancel()
 
     async def _apply(self, desired: DesiredState) -> None:
-        is_retry, had_fault = desired.version == self._registry.applied.version, self._registry.fault is not None
-        await self._registry.apply(desired)
+        is_retry, had_fault = desired.version == self.registry.applied.version, self.registry.fault is not None
+        await self.registry.apply(desired)
         if is_retry or not had_fault:  # frequent changes of other layers must not put a retry off
-            self._retry_at = self._clock.now() + self._retry_s
-        self._acknowledge()
+            self._retry_at = self.clock.now() + self.retry_s
+        self.acknowledge()

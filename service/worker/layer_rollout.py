@@ -11,6 +11,7 @@ system.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 
 from service.errors import (
     Draining,
@@ -33,27 +34,24 @@ from service.worker.layer_registry import LayerRegistry
 REPLY_S = 10.0
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class LayerRollout:
     """Changes layers, one at a time; `timeout_s` limits the wait for the file, and then the wait for all processes."""
 
-    def __init__(
-        self, registry: LayerRegistry, channel: ControlChannel, telemetry: Telemetry, timeout_s: float
-    ) -> None:
-        self._registry = registry
-        self._channel = channel
-        self._telemetry = telemetry
-        self._timeout_s = timeout_s
-        self._number = 0
-        self._ended: asyncio.Future[tuple[RolloutOutcome, Catalog | None]] | None = (
-            None  # set while a change is in progress
-        )
-        self._is_closed = False
+    registry: LayerRegistry
+    channel: ControlChannel
+    telemetry: Telemetry
+    timeout_s: float
+    _number: int = 0
+    # Set while a change is in progress.
+    _ended: asyncio.Future[tuple[RolloutOutcome, Catalog | None]] | None = None
+    _is_closed: bool = False
 
     def check(self) -> None:
         """Check whether the outcome has arrived. Another change may follow at once, so keep the present catalog with it."""
-        outcome, ended = self._channel.service.outcome, self._ended
+        outcome, ended = self.channel.service.outcome, self._ended
         if ended is not None and outcome is not None and outcome.number == self._number and not ended.done():
-            ended.set_result((outcome, self._registry.catalog))
+            ended.set_result((outcome, self.registry.catalog))
 
     def close(self) -> None:
         """Withdraw a change in progress and begin no other, because the process drains."""
@@ -68,21 +66,21 @@ class LayerRollout:
         seen, reason = self._settled(name).layers.get(name), None
         try:
             # Read before the change begins: a file may be slow to read, and most often there is nothing to change.
-            async with asyncio.timeout(self._timeout_s):
-                digest = await self._registry.digest(name)
+            async with asyncio.timeout(self.timeout_s):
+                digest = await self.registry.digest(name)
         except TimeoutError:
             raise NotReady("the file could not be read in time; nothing was changed", retry_after_s=5) from None
         except LayerMissing:
             raise LayerNotFound("the layer directory has no file of that name") from None
         except LayerError as error:
-            self._telemetry.layer_refused(name, error)
+            self.telemetry.layer_refused(name, error)
             reason, is_invalid = error.message, not isinstance(error, LayerNotLoaded)
         # Raised outside the handler: the traceback of the caught error would keep the layer's tensors.
         if reason is not None:
             raise InvalidInput(reason) if is_invalid else NotReady(f"{reason}; nothing was changed", retry_after_s=5)
         catalog, is_new = await self._roll_out(name, digest, seen)
         assert catalog is not None, "the change succeeded, but this process has no catalog. This is a bug."
-        self._telemetry.layers_changed("put", name)
+        self.telemetry.layers_changed("put", name)
         return catalog.get(name), is_new
 
     async def drop(self, name: str) -> None:
@@ -90,7 +88,7 @@ class LayerRollout:
         if name not in self._settled(name).layers:
             raise LayerNotFound(NOT_SERVED)
         await self._roll_out(name, None, None)
-        self._telemetry.layers_changed("drop", name)
+        self.telemetry.layers_changed("drop", name)
 
     def _settled(self, name: str) -> DesiredState:
         """Return the current state; raise LayerNotFound for a name that no layer can have, Draining after `close`, and NotReady
@@ -98,7 +96,7 @@ class LayerRollout:
         """
         if NAME.fullmatch(name) is None:
             raise LayerNotFound(NOT_SERVED)
-        desired = self._channel.service.desired
+        desired = self.channel.service.desired
         if self._is_closed:
             raise Draining("the service is shutting down and changes no layers")
         if desired.version == 0:
@@ -111,9 +109,9 @@ class LayerRollout:
         self._settled(name)
         self._number += 1
         self._ended = asyncio.get_running_loop().create_future()
-        self._channel.report(change=Change(self._number, name, digest, seen, self._timeout_s))
+        self.channel.report(change=Change(self._number, name, digest, seen, self.timeout_s))
         try:
-            async with asyncio.timeout(self._timeout_s + REPLY_S):
+            async with asyncio.timeout(self.timeout_s + REPLY_S):
                 outcome, catalog = await self._ended
         except TimeoutError:
             raise NotReady(
@@ -121,7 +119,7 @@ class LayerRollout:
             ) from None
         finally:
             self._ended = None
-            self._channel.report(change=None)
+            self.channel.report(change=None)
         if outcome.code:
             refused = LayerChanged if outcome.code == LayerChanged.code else NotReady
             raise refused(outcome.message, retry_after_s=int(outcome.retry_after_s or 1))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import time
 from collections.abc import Callable
@@ -39,6 +40,7 @@ DRAINING = "draining"
 ENGINE_DOWN = "the engine is down"
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Readiness:
     """One for each process; made inside the event loop it runs on.
 
@@ -47,31 +49,29 @@ class Readiness:
     ready after the first.
     """
 
-    def __init__(
-        self,
-        channel: ControlChannel,
-        batcher: Batcher[LayerCall, Answer],
-        registry: LayerRegistry,
-        telemetry: Telemetry,
-        restore: Callable[[], bool],
-        probe_s: float,
-        heartbeat_s: float,
-    ) -> None:
-        self.joined: Callable[[], object] = bool
-        self._channel = channel
-        self._batcher = batcher
-        self._registry = registry
-        self._telemetry = telemetry
-        self._restore = restore
-        self._probe_s = probe_s
-        self._probe_timeout_s = PROBE_HEARTBEATS * heartbeat_s
+    channel: ControlChannel
+    batcher: Batcher[LayerCall, Answer]
+    registry: LayerRegistry
+    telemetry: Telemetry
+    restore: Callable[[], bool]
+    probe_s: float
+    heartbeat_s: float
+    joined: Callable[[], object] = bool
+    _given_up: str | None = None  # why this process is not ready for good
+    _write_error: str | None = None  # why the run directory cannot be written
+    # Set when the layers are loaded, or never will be.
+    _has_loaded: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
+    _is_listening: bool = False
+    _ready_before: set[int] = dataclasses.field(default_factory=set)  # pids of processes that have been ready
+
+    @property
+    def _probe_timeout_s(self) -> float:
+        return PROBE_HEARTBEATS * self.heartbeat_s
+
+    @property
+    def _stale_s(self) -> float:
         # With rare heartbeats: a layer becomes due just after one, is probed at the next, and the probe takes its time.
-        self._stale_s = max(STALE_INTERVALS * probe_s, probe_s + heartbeat_s + self._probe_timeout_s)
-        self._given_up: str | None = None  # why this process is not ready for good
-        self._write_error: str | None = None  # why the run directory cannot be written
-        self._has_loaded = asyncio.Event()  # set when the layers are loaded, or never will be
-        self._is_listening = False
-        self._ready_before: set[int] = set()  # pids of processes that have been ready
+        return max(STALE_INTERVALS * self.probe_s, self.probe_s + self.heartbeat_s + self._probe_timeout_s)
 
     @property
     def reason(self) -> str:
@@ -82,7 +82,7 @@ class Readiness:
         """Return when the port may open. If other processes serve, that is after the load: the kernel sends connections to every
         listener.
         """
-        if self._channel.has_peers or self._channel.service.ready:
+        if self.channel.has_peers or self.channel.service.ready:
             await self._has_loaded.wait()
 
     def port_opened(self) -> None:
@@ -107,54 +107,54 @@ class Readiness:
 
     def why_not_ready(self) -> str | None:
         """Return this process's own reason if it has one, else that of the service; None if all are ready."""
-        return self._own_reason() or self._channel.why_not_ready
+        return self._own_reason() or self.channel.why_not_ready
 
     def _own_reason(self) -> str | None:
-        catalog = self._registry.catalog
+        catalog = self.registry.catalog
         if self._given_up is not None or catalog is None or not self._has_loaded.is_set():
             return self.reason
         if not self._is_listening:
             return NOT_LISTENING
-        if not self._batcher.is_alive:
+        if not self.batcher.is_alive:
             return ENGINE_DOWN
         if catalog.awaited:
-            return self._registry.fault or "a layer is missing"
+            return self.registry.fault or "a layer is missing"
         for model in catalog.models():
-            age = self._telemetry.seconds_since_answer(model.name)
+            age = self.telemetry.seconds_since_answer(model.name)
             if age > self._stale_s:
                 return f'layer "{model.name}" has not answered for {age:.0f} s'
         return self._write_error
 
     async def probe(self) -> None:
         """Probe every layer that is due, all together, for at most `PROBE_HEARTBEATS`; a probe that fails raises nothing."""
-        models = () if self._registry.catalog is None else self._registry.catalog.models()
-        due = [model for model in models if self._telemetry.seconds_since_answer(model.name) >= self._probe_s]
+        models = () if self.registry.catalog is None else self.registry.catalog.models()
+        due = [model for model in models if self.telemetry.seconds_since_answer(model.name) >= self.probe_s]
         await asyncio.gather(*map(self._probe_layer, due))
 
     async def _probe_layer(self, model: Served) -> None:
         call, cost = _probe(model)
         lane, until = (model.name, model.digest, PROBE), time.monotonic() + self._probe_timeout_s
         with contextlib.suppress(ServiceError):
-            await self._batcher.submit(call, lane, cost, until)
+            await self.batcher.submit(call, lane, cost, until)
 
     def report(self) -> None:
         """Make the missing parts of the run directory, and report the current state to the supervisor."""
         before, self._write_error = self._write_error, None
         try:
-            if self._restore():
-                self._telemetry.run_directory_recreated()
+            if self.restore():
+                self.telemetry.run_directory_recreated()
         except OSError as error:
             self._write_error = f"the run directory (ATTENTION_RUN_DIR) cannot be written: {error.strerror}"
             if self._write_error != before:
-                self._telemetry.heartbeat_failed(self._write_error)
+                self.telemetry.heartbeat_failed(self._write_error)
         if self._write_error is None and before is not None:
-            self._telemetry.heartbeat_recovered()
+            self.telemetry.heartbeat_recovered()
         reason = self._own_reason()
-        refusal = self._registry.refusal
-        self._channel.report(
+        refusal = self.registry.refusal
+        self.channel.report(
             state=self._state(reason),
             reason=reason or "",
-            version=self._registry.applied.version,
+            version=self.registry.applied.version,
             refusal="" if refusal is None else refusal.message,
             is_file_changed=refusal is not None and not isinstance(refusal, LayerNotLoaded),
         )
@@ -162,8 +162,8 @@ class Readiness:
 
     def check(self) -> None:
         """Record in the log and the metrics which processes are ready now; call `joined` if another one is new."""
-        ready = set(self._channel.service.ready)
-        self._telemetry.readiness_changed(is_ready=self._own_reason() is None, num_ready=len(ready))
+        ready = set(self.channel.service.ready)
+        self.telemetry.readiness_changed(is_ready=self._own_reason() is None, num_ready=len(ready))
         # A process that starts late counts too: it looks the same as the replacement of one that died between two reports.
         has_joined = bool(self._ready_before) and not ready <= self._ready_before | {os.getpid()}
         self._ready_before |= ready
@@ -171,7 +171,7 @@ class Readiness:
             self.joined()
 
     def _state(self, reason: str | None) -> State:
-        has_served = self._registry.catalog is not None
+        has_served = self.registry.catalog is not None
         if reason is None:
             return State.READY
         # DRAINING tells the supervisor that the slot has served, so a process that refused to start must not report it.

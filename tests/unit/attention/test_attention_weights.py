@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 
 import numpy as np
 import pytest
@@ -111,7 +110,6 @@ def test_output_and_weights_together_equal_each_alone(dtype, threads):
         heads, wanted = random_heads(sizes, dtype, seed), data.draw(weights_wanted(sizes))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(kernels, "MAX_SMALL_SCORES", data.draw(st.sampled_from([600, kernels.MAX_SMALL_SCORES])))
-            patch.setattr(kernels, "_scratches", threading.local())
             alone = kernels.attend(heads, mask, 0.3).clone()
             output, weights = attend_with_weights(heads, mask, 0.3, wanted)
             assert same_bits(output, alone)

@@ -11,7 +11,7 @@ from torch.nn import functional
 from service.attention import kernels
 from service.attention.kernels import Heads
 from service.attention.masks import Sizes
-from tests.attention_fixtures import DTYPES, every_thread_count, randn, random_heads, same_bits, torch_threads
+from tests.attention_fixtures import DTYPES, randn, random_heads, same_bits, torch_threads
 from tests.strategies import seeds
 
 
@@ -43,44 +43,6 @@ def test_sequences_that_may_share_a_call_keep_their_bits(dtype):
 
     with torch_threads(1):
         check()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@every_thread_count
-def test_a_small_sequence_keeps_its_bits_without_a_copy(dtype, threads):
-    """It lies among the rows of others and beside its own keys and values, as projections leave it."""
-    lengths = st.one_of(st.integers(1, 70), st.sampled_from([127, 128, 191, 192, 200, 256]))
-
-    @settings(max_examples=100)
-    @given(lengths, lengths, st.integers(1, 8), st.sampled_from([16, 32, 48, 64]), st.integers(0, 9), seeds)
-    def check(queries: int, keys: int, num_heads: int, width: int, before: int, seed: int) -> None:
-        rows = randn(before + max(queries, keys) + 3, 3 * num_heads * width, seed=seed).to(dtype)
-        q, k, v = (by_heads(x, num_heads) for x in rows[before:].chunk(3, dim=1))
-        views = Heads(q[:, :queries], k[:, :keys], v[:, :keys])
-        assert kernels.ready(views, None) is views
-        in_place, copied = (kernels.attend(heads, None, 0.3) for heads in (views, Heads(*kernels.copied(views))))
-        assert same_bits(in_place, copied)
-
-    with torch_threads(threads):
-        check()
-
-
-def test_other_sequences_are_copied():
-    """Large, masked and 16-bit sequences, and heads whose rows do not begin at multiples of 64 bytes."""
-
-    def view(length: int = 8, width: int = 16, dtype: torch.dtype = torch.float32) -> Heads:
-        rows = randn(length, 3 * 8 * width, seed=0).to(dtype)
-        return Heads(*(by_heads(x, 8) for x in rows.chunk(3, dim=1)))
-
-    for views, mask in [
-        (view(length=257), None),
-        (view(), torch.zeros(1, 1, 8)),
-        (view(dtype=torch.bfloat16, width=32), None),
-        (view(width=12), None),
-    ]:
-        ready = kernels.ready(views, mask)
-        assert all(x.is_contiguous() and same_bits(x, at) for x, at in zip(ready, views, strict=True))
-        assert all(x.data_ptr() != at.data_ptr() for x, at in zip(ready, views, strict=True))
 
 
 def test_a_small_sequence_is_unmasked_in_float32_or_float64_and_has_few_scores():

@@ -142,11 +142,10 @@ def test_a_step_is_one_pass(monkeypatch, spec):
 
 @pytest.mark.parametrize("length", SAME_LENGTHS)
 def test_same_length_sequences_that_round_differently_together_are_detected(monkeypatch, length):
-    """Several are copied; a single one is read in place."""
     copied = kernels.copied
 
     def rounding(views):
-        return [x.nextafter(torch.tensor(torch.inf)) if x.shape[-2] == length else x for x in copied(views)]
+        return [x.nextafter(torch.tensor(torch.inf)) if x.shape[1:-1] == (4, length) else x for x in copied(views)]
 
     layer = make_layer(make_spec(64, 4))
     with torch_threads(1):

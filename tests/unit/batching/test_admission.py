@@ -247,22 +247,6 @@ async def test_one_overloaded_lane_refuses_no_job_of_another_lane(room: Room):
     await turns(200)
 
 
-@in_room(capacity=1000, max_requests=4, standing_wait_s=0.1)
-async def test_requests_that_are_still_decoded_count_as_if_they_waited(room: Room):
-    await room.send_running("x")
-    overload = Overload(room)
-    await overload.go_on(40)
-    *_, first, second = [client for client in overload.clients if not client.done()]
-    for client in (first, second):
-        client.cancel()
-    await turns()
-    room.batcher.check_lane("a")
-    with pytest.raises(QueueFull):
-        room.batcher.check_lane("a", None, coming_flops=200)
-    room.engine.open()
-    await turns(200)
-
-
 @in_room(capacity=2, max_requests=1)
 async def test_the_early_check_raises_the_error_of_a_later_submit(room: Room):
     await room.send_running("x")

@@ -15,7 +15,7 @@ from service.errors import (
     NotReady,
 )
 from service.loop_time import LoopClock
-from tests.doubles import Death, GateEngine, GateProgress, Held, on_loop, run, turns
+from tests.doubles import Death, GateEngine, GateProgress, on_loop, run, turns
 from tests.unit.batching.room import Room, cost_of, ended, error_of, in_room, result_of
 
 
@@ -238,9 +238,9 @@ def test_a_result_after_the_loop_was_closed_is_harmless(caplog):
 
     class Started(GateEngine):
         def run(self, batch, **_):
-            held = engine.run(batch)
-            held.future.set_running_or_notify_cancel()
-            return held
+            future, progress = engine.run(batch)
+            future.set_running_or_notify_cancel()
+            return future, progress
 
     async def main():
         async with Room(engine=Started()) as room:
@@ -265,7 +265,7 @@ def test_it_works_with_a_real_clock_and_a_real_thread(loop_factory):
 
         def run(self, batch, **_):
             future = self.pool.submit(lambda: [("answer", payload) for payload in batch])
-            return Held(batch, future, GateProgress())
+            return future, GateProgress()
 
     async def main():
         engine, clock = Thread(), LoopClock()

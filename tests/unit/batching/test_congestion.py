@@ -85,14 +85,6 @@ def test_an_overloaded_lane_keeps_the_whole_batches_that_are_computed_in_the_all
     assert found.refuse("a", kept * BATCH, 1.0) is not None
 
 
-def test_a_queue_whose_running_job_counts_keeps_at_least_two():
-    found = Congestion(WAIT_S, min_batches=2)
-    for now in (0.0, BURST_S):
-        found.dispatched("a", BATCH, MOST + 1, RATE, now)
-    assert found.refuse("a", 2 * BATCH - 1, BURST_S) is None
-    assert found.refuse("a", 2 * BATCH, BURST_S) == BURST_S
-
-
 def dispatched(found: Congestion, now: float) -> None:
     found.dispatched("a", BATCH, 0, RATE, now)
 

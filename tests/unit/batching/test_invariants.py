@@ -14,7 +14,7 @@ from service.errors import (
     EngineFailed,
     QueueFull,
 )
-from tests.doubles import on_loop, turns
+from tests.doubles import turns
 from tests.unit.batching.room import Room, cost_of, ended, error_of, in_room, result_of
 
 
@@ -65,27 +65,15 @@ async def test_a_cancelled_client_never_affects_other_jobs(room: Room, stage):
     assert (3 in room.engine.executed) == (stage == "running"), "what waits and is cancelled is never executed"
 
 
-@pytest.mark.parametrize(
-    ("field", "limit", "words"),
-    [
-        ("tokens", 50, "51 query and key rows"),
-        ("cells", 60, "61 attention scores"),
-        ("weights_bytes", 70, "71 bytes of returned weights"),
-        ("input_bytes", 80, "81 bytes of decoded tensors (ATTENTION_QUEUE_BYTES)"),
-    ],
-)
-@on_loop
-async def test_nothing_is_admitted_that_could_never_run(field, limit, words):
-    most = {"max_request_tokens": 50, "max_request_cells": 60, "max_weights_bytes": 70}
-    async with Room(**most, max_bytes=80, max_tokens=20) as room:
-        room.engine.open()
-        fits = cost_of(tokens=50, cells=60, weights_bytes=70, input_bytes=80)
-        assert result_of(await ended(room.send("fits", cost=fits))) == ("answer", "fits"), "though it fills a batch"
-        over = fits._replace(**{field: limit + 1})
-        error = error_of(await ended(room.send("over", cost=over)))
-        assert isinstance(error, CostLimit)
-        assert f"needs {words}, expected at most {limit};" in error.message
-        assert room.engine.executed == ["fits"]
+@in_room(max_bytes=80, max_tokens=20)
+async def test_nothing_is_admitted_that_could_never_run(room: Room):
+    room.engine.open()
+    fits = cost_of(tokens=50, input_bytes=80)
+    assert result_of(await ended(room.send("fits", cost=fits))) == ("answer", "fits"), "though it fills a batch"
+    error = error_of(await ended(room.send("over", cost=fits._replace(input_bytes=81))))
+    assert isinstance(error, CostLimit)
+    assert "needs 81 bytes of decoded tensors (ATTENTION_QUEUE_BYTES), expected at most 80;" in error.message
+    assert room.engine.executed == ["fits"]
 
 
 @in_room(capacity=5)

@@ -29,15 +29,15 @@ REFUSED = (QueueFull, Draining, EngineDown, DeadlineExceeded)
 
 
 class CountedJob(Job[Any, Any]):
-    """A job that counts its endings and adds itself to `admitted`."""
+    """A job that counts its endings and adds itself to `made`."""
 
-    admitted: list[CountedJob]
+    made: list[CountedJob]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.num_endings = 0
         self.was_executed_when_it_ended = False
-        self.admitted.append(self)
+        self.made.append(self)
 
     def settle(self, result: Any) -> bool:
         return self._counted(super().settle(result))
@@ -61,8 +61,7 @@ class WaitingRoom(RuleBasedStateMachine):
         self.runner = asyncio.Runner()
         self.complaints: list[Any] = []
         self.runner.get_loop().set_exception_handler(lambda _, context: self.complaints.append(context))
-        self.admitted: list[CountedJob] = []
-        CountedJob.admitted = self.admitted
+        CountedJob.made = []
         vars(batcher_module)["Job"] = CountedJob
         self.clients: list[asyncio.Task[Any]] = []
         self.drain_task: asyncio.Task[int] | None = None
@@ -205,6 +204,11 @@ class WaitingRoom(RuleBasedStateMachine):
         self.do(start)
 
     # The invariants
+
+    @property
+    def admitted(self) -> list[CountedJob]:
+        """The jobs that were made and not refused: the batcher has set their timer."""
+        return [job for job in CountedJob.made if job.timer is not None]
 
     @invariant()
     def every_admitted_job_is_settled_exactly_once_and_its_client_has_the_result(self) -> None:

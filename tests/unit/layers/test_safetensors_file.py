@@ -125,19 +125,12 @@ def test_f15_a_malformed_header_is_refused(tmp_path, header):
         header_of(tmp_path / "x", raw_file(header))
 
 
-def test_a_shape_of_a_size_that_no_layer_has_is_refused_when_read(tmp_path):
-    """A file may also contain empty tensors, scalars, 65 dimensions and integers, but a layer may not have them."""
-    header = {
-        "empty": entry("F32", [0, 2**60], 0, 0),
-        "many": entry("F32", [1] * 65, 0, 4),
-        "scalar": entry("F32", [], 4, 8),
-        "whole": entry("I64", [1], 8, 16),
-    }
+def test_integers_are_refused_when_read(tmp_path):
+    """A file may also contain them, but a layer may not have them."""
     path = tmp_path / "x"
-    found = header_of(path, raw_file(header, bytes(16)))
-    for name in header:
-        with open_regular(path) as file, pytest.raises(LayerError, match=name):
-            read_tensor(file, name, found.tensors[name])
+    found = header_of(path, raw_file({"whole": entry("I64", [1], 0, 8)}, bytes(8)))
+    with open_regular(path) as file, pytest.raises(LayerError, match="whole"):
+        read_tensor(file, "whole", found.tensors["whole"])
 
 
 def test_a_file_that_shrinks_after_its_header_was_read_is_refused(tmp_path):

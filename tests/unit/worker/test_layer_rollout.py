@@ -247,7 +247,7 @@ def test_a_second_rollout_meanwhile_is_refused_before_its_file_is_read(service):
         first = asyncio.ensure_future(service.rollout.put("b"))
         await turns()
         service.registry.gate = asyncio.Event()
-        other = LayerRollout(service.registry, service.channel, service.rollout._telemetry, 20.0)
+        other = LayerRollout(service.registry, service.channel, service.rollout.telemetry, 20.0)
         for second in (service.rollout.drop("a"), service.rollout.put("a"), other.put("a")):
             with pytest.raises(NotReady, match="another change") as refused:
                 await second
