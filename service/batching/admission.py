@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from service.batching.job import Cost, Job, Work
-from service.batching.policy import Lanes, Totals
+from service.batching.policy import BATCH_OVERHEAD_FLOPS, Lanes, Totals
 from service.errors import CostLimit, DeadlineExceeded, QueueFull
 
 # Seconds after which a long queue is not a burst.
@@ -119,7 +119,7 @@ class Congestion:
         return flops / seconds if seconds else math.inf
 
     def idle(self, now: float) -> None:
-        """Record that nothing waits anywhere."""
+        """Record that nothing waits in the queue."""
         for lane in [*self._long]:
             self.emptied(lane, now)
         self._drains.clear()
@@ -239,6 +239,7 @@ class QueueLimits:
     stuck_s: float  # a batch that makes no progress for this long is stuck
     inline_s: float  # a batch that likely ends within this time runs inline; 0: none does
     long_s: float  # a request that likely takes longer is long, and a short batch ends within this time; infinite: none is long
+    overhead_flops: int = BATCH_OVERHEAD_FLOPS  # work for which a batch counts besides its flops
 
 
 class Admission:

@@ -43,7 +43,7 @@ class Batcher(Generic[P, R]):
         self._limits = queue_limits
         self._clock = clock
         self._observer = observer
-        self._policy = InlinePolicy(queue_limits.inline_s)
+        self._policy = InlinePolicy(queue_limits.inline_s, queue_limits.overhead_flops)
         queues = [
             Queue(is_long, Lanes(), Speed(), Congestion(queue_limits.standing_wait_s)) for is_long in (False, True)
         ]
@@ -136,18 +136,22 @@ class Batcher(Generic[P, R]):
         self._admission.check(dispatcher.queue, job, own_deadline)
         job.timer = self._clock.call_at(deadline, partial(self._expire, job))
         dispatcher.append(job)
+        if self._admission.is_full:  # then no batch of either queue waits for more jobs
+            for each in self._dispatchers:
+                each.notify()
         self._report_queue()
         return job
 
     def _is_long(self, lane: Hashable, cost: Cost, first_rate: float) -> bool:
-        """Whether the job may take longer than `long_s`: by the rate of its lane, or before the first batch of the self-check.
+        """Whether the job may take longer than `long_s`, by the rate of its lane, else by that of the self-check.
 
         Many sequences may take any time, because flops predict it badly, and so may the first computation in a dtype.
         """
         if math.isinf(self._limits.long_s):
             return False
         rate = self._policy.rate(lane) or first_rate
-        return not first_rate or cost.sequences > MAX_SEQUENCES or cost.flops > rate * self._limits.long_s
+        is_large = cost.flops + self._limits.overhead_flops > rate * self._limits.long_s
+        return not first_rate or cost.sequences > MAX_SEQUENCES or is_large
 
     def check_open(self, caller: Hashable = None) -> None:
         """Raise the error that even the smallest job of any lane would get now; call it before a job is made."""
@@ -157,8 +161,8 @@ class Batcher(Generic[P, R]):
 
     @property
     def is_congested(self) -> bool:
-        """Whether any lane has a long queue, so that `check_lane` may raise."""
-        return any(dispatcher.queue.congestion.has_long_queue for dispatcher in self._dispatchers)
+        """Whether any lane of the short queue holds too much, so that `check_lane` may raise."""
+        return self._short.queue.congestion.has_long_queue
 
     @property
     def num_overloaded(self) -> int:
@@ -166,13 +170,11 @@ class Batcher(Generic[P, R]):
         return sum([dispatcher.num_overloaded for dispatcher in self._dispatchers])
 
     def check_lane(self, lane: Hashable, caller: Hashable = None) -> None:
-        """Raise QueueFull if this lane sheds load in either queue (`Admission.check_congestion`).
+        """Raise QueueFull if this lane sheds load in the short queue; `check_open` raises for the other reasons.
 
-        `check_open` raises for the other reasons.
+        Whether a job is long is not known before its cost. Long ones are refused by `admit`, so that they refuse no short one.
         """
-        now = self._clock.now()
-        for dispatcher in self._dispatchers:
-            self._admission.check_congestion(dispatcher.queue, lane, now, caller)
+        self._admission.check_congestion(self._short.queue, lane, self._clock.now(), caller)
 
     def begin_drain(self) -> None:
         """Admit nothing more; dispatch waiting jobs without waiting for others to join them."""

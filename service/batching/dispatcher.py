@@ -48,6 +48,10 @@ class Dispatcher(Generic[P, R]):
 
     def append(self, job: Job[P, R]) -> None:
         self.queue.lanes.append(job)
+        self.notify()
+
+    def notify(self) -> None:
+        """Look again whether a batch is due."""
         self._changed.set()
 
     def forget(self, job: Job[P, R]) -> bool:

@@ -23,6 +23,7 @@ from typing import Generic
 from service.batching.admission import SHORTEST_S, WINDOW, Queue, QueueLimits
 from service.batching.engine_protocol import STUCK_CHECKS, Engine, Observer, Progress
 from service.batching.job import BatchInfo, Job, P, R, Work
+from service.batching.policy import BATCH_OVERHEAD_FLOPS
 from service.errors import CostLimit, EngineDown, EngineFailed, ServiceError
 from service.loop_time import Clock, Handle
 
@@ -52,14 +53,16 @@ class InlinePolicy:
     """A batch runs inline if it likely ends in `inline_s`; with 0 none does. Knows the rate of each lane.
 
     Invariants: A batch is judged by the rates of its own lane's last batches, because batches of equal flops take different times
-    in other layers and dtypes. Rates are those of processor time, so other threads change none. A lane has no inline batch before
-    its first batch has run. Flops predict the time of many small sequences worst, so a batch of many never runs inline. At most
-    one batch in seventeen of a lane is misjudged: after a wait that was far too long, or a failed batch, the lane's next sixteen
-    do not run inline.
+    in other layers and dtypes. `overhead_flops` of each batch count as work: else a lane of single tokens would seem to be ten
+    times as slow as it is. Rates are those of processor time, so other threads change none. A lane has no inline batch before its
+    first batch has run. Flops predict the time of many small sequences worst, so a batch of many never runs inline. At most one
+    batch in seventeen of a lane is misjudged: after a wait that was far too long, or a failed batch, the lane's next sixteen do
+    not run inline.
     """
 
-    def __init__(self, inline_s: float) -> None:
+    def __init__(self, inline_s: float, overhead_flops: int = BATCH_OVERHEAD_FLOPS) -> None:
         self._inline_s = inline_s
+        self._overhead_flops = overhead_flops
         self._lanes: dict[Hashable, _Pace] = {}
 
     def is_inline(self, lane: Hashable, flops: int, sequences: int, blocked_s: float = 0.0) -> bool:
@@ -70,7 +73,7 @@ class InlinePolicy:
         pace = self._lanes.get(lane)
         if not self._inline_s or pace is None or pace.batches_off_loop or sequences > MAX_SEQUENCES:
             return False
-        return flops <= pace.rate * (self._inline_s - blocked_s)
+        return flops + self._overhead_flops <= pace.rate * (self._inline_s - blocked_s)
 
     def rate(self, lane: Hashable) -> float:
         """Return the flops per second of the median batch of this lane; 0 if none has run."""
@@ -87,7 +90,7 @@ class InlinePolicy:
             pace.batches_off_loop = WINDOW
         elif pace.batches_off_loop:
             pace.batches_off_loop -= 1
-        pace.rates.append(flops / seconds if seconds else 0.0)
+        pace.rates.append((flops + self._overhead_flops) / seconds if seconds else 0.0)
         pace.rate = statistics.median_low(pace.rates)
 
     def failed(self, lane: Hashable) -> None:
@@ -123,8 +126,8 @@ class Runner(Generic[P, R]):
 
     def max_flops(self, lane: Hashable) -> float:
         """Return the most flops that a batch of this lane may have: a short batch ends in `long_s`."""
-        rate = self.policy.rate(lane)
-        return math.inf if self.queue.is_long or not rate else rate * self.limits.long_s
+        rate = self.policy.rate(lane) or self.queue.speed.rate
+        return math.inf if self.queue.is_long or not rate else rate * self.limits.long_s - self.limits.overhead_flops
 
     def stop_if_unwanted(self) -> None:
         """Stop the batch that the engine's thread computes if all its callers have left."""
@@ -164,7 +167,7 @@ class Runner(Generic[P, R]):
                 job.settle(result)
             return []
         is_crowded = isinstance(failure, CostLimit) and not (self.queue.is_long or is_alone) and self.beside.locked()
-        parts = [jobs] if is_crowded else self._parts(jobs, failure)
+        parts = [] if is_crowded else self._parts(jobs, failure)
         del failure, future
         if is_crowded:
             async with self.beside:
@@ -201,7 +204,7 @@ class Runner(Generic[P, R]):
         if failure_of(future, len(jobs)) is None:
             compute_s = self.clock.now() - started_at
             # Callers wait for the clock. A long batch gets a part of its core, which differs from batch to batch, so its own
-            # speed is that of the processor's time (`Admission` multiplies it).
+            # speed is that of the processor's time (`SLOWDOWN` of admission accounts for that).
             self.queue.speed.note(work, (progress.seconds or compute_s) if self.queue.is_long else compute_s)
             self.policy.note(lane, work.flops, progress.seconds or compute_s, waited_s=waited_s)
             self.observer.batch_done(lane, batch, compute_s)

@@ -73,6 +73,7 @@ class Room:
                 stuck_s=max_compute_s,
                 inline_s=inline_s,
                 long_s=long_s,
+                overhead_flops=0,
             ),
             self.clock,
             self.heard,

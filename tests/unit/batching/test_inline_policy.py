@@ -10,7 +10,7 @@ from service.batching.runner import FAR_TOO_LONG, MAX_LANES, MAX_SEQUENCES, Inli
 
 def taught(*seconds: float, lane: str = "a") -> InlinePolicy:
     """A policy that has noted batches of 1,000 flops with these seconds; a batch that ends in 2 s runs inline."""
-    inline_policy = InlinePolicy(2.0)
+    inline_policy = InlinePolicy(2.0, overhead_flops=0)
     for took in seconds:
         inline_policy.note(lane, 1000, took, waited_s=0.0)
     return inline_policy
@@ -24,6 +24,16 @@ def test_a_lane_without_history_is_not_inline():
 @pytest.mark.parametrize(("flops", "is_inline"), [(2000, True), (2001, False)])
 def test_a_batch_is_inline_if_it_ends_in_time_at_the_speed_of_its_lane(flops, is_inline):
     assert taught(1.0).is_inline("a", flops, 1) is is_inline
+
+
+def test_the_overhead_of_a_batch_counts_as_work():
+    """A lane of tiny requests would else seem slow, and a larger one long: 60 rows waited behind 3,000."""
+    inline_policy = InlinePolicy(2.0, overhead_flops=900)
+    for _ in range(WINDOW):
+        inline_policy.note("a", 100, 1.0, waited_s=0.0)
+    assert inline_policy.rate("a") == 1000
+    assert inline_policy.is_inline("a", 1100, 1)
+    assert not inline_policy.is_inline("a", 1101, 1)
 
 
 def test_the_speed_is_the_median_of_the_last_batches():

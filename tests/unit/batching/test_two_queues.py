@@ -181,7 +181,7 @@ async def test_a_short_batch_that_runs_out_of_memory_beside_a_long_one_runs_afte
     """P5: two of them beside a long one are more than there is room for, and neither is at fault."""
     await whale(room)
     later = room.send("later", "deep", cost=LONG)
-    short = [room.send(number, cost=SHORT) for number in range(2)]
+    short = [room.send(number, cost=SHORT._replace(flops=SHORT.flops // 2)) for number in range(2)]
     await turns()
     room.engine.fail(CostLimit("beside the long one"))
     await turns()
@@ -299,3 +299,18 @@ async def test_a_long_request_beside_a_saturated_thread_gets_half_of_the_core(ro
     client = room.send("next", "deep", cost=LONG, timeout_s=15.0)  # after 5 s, for 5 s; with half a core 20 s
     await turns()
     assert client.done() is not is_admitted
+
+
+@in_room(long_s=1.0, max_wait_s=5.0, capacity=2)
+async def test_with_a_wait_a_capacity_that_the_other_queue_fills_is_no_reason_to_wait(room: Room):
+    room.engine.first_rate = RATE
+    room.send("running", "deep", cost=LONG, timeout_s=100.0)
+    await turns()
+    room.clock.advance(5.0)
+    await turns()
+    room.send("short", cost=SHORT, timeout_s=100.0)
+    await turns()
+    assert not room.engine.is_held(), "it waits for others to join it"
+    room.send("waiting", "deep", cost=LONG, timeout_s=100.0)
+    await turns()
+    assert room.engine.in_hand == ["short"]
