@@ -90,7 +90,7 @@ type: install-test ## mypy --strict
 	$(BIN)/mypy
 
 # ARGS="--only w1,w2 --peers naive,mosec --rounds 3"; all peers except `naive` need `make install-peers` once.
-bench: install-test ## compare the service with the bound, the cost of HTTP and the peers, on an otherwise idle machine; ARGS=--quick for a minute
+bench: $(VENV)/.installed-test ## compare the service with the bound, the cost of HTTP and the peers, on an otherwise idle machine; ARGS=--quick for a minute
 	$(BIN)/python -m benchmarks $(ARGS)
 
 report: install $(PLOTS)/.installed ## write tables, claims and plots from the last figures: docs/performance.md, README.md, docs/plots
@@ -141,12 +141,15 @@ $(CLIENTS)/.installed: tests/e2e/clients/requirements.txt
 	@touch $@
 
 # The client alone, and in $(BARE)/cli with its command line: a test shows that neither needs anything of the service.
-$(BARE)/.installed: client/pyproject.toml constraints.txt
+# setuptools would install what an earlier build has left in client/build, removed modules too.
+$(BARE)/.installed: client/pyproject.toml constraints.txt $(shell find client/attention_client -name '*.py')
 	@echo "installing the client alone into $(BARE)" >&2
+	@rm -rf client/build client/*.egg-info
 	@test -x $(BARE)/bin/python || $(PYTHON) -m venv $(BARE)
 	@$(BARE)/bin/python -m pip $(QUIET) install -c constraints.txt $(call pinned,setuptools) ./client
 	@test -x $(BARE)/cli/bin/python || $(PYTHON) -m venv $(BARE)/cli
 	@$(BARE)/cli/bin/python -m pip $(QUIET) install -c constraints.txt $(call pinned,setuptools) './client[cli]'
+	@rm -rf client/build client/*.egg-info
 	@touch $@
 
 $(FUZZ)/.installed: tests/torture/requirements.txt
@@ -234,5 +237,5 @@ $(SUPPLY)/.installed: deploy/supply/requirements.txt
 	@touch $@
 
 clean: ## remove the environments, the default layers and the files of tools
-	rm -rf $(VENV) $(CLIENTS) $(BARE) $(SUPPLY) $(FUZZ) $(LOAD) $(PARITY) $(PLOTS) $(BROWSER) $(PEERS) $(LAYERS) reports sbom.cdx.json *.egg-info build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage coverage.xml
+	rm -rf $(VENV) $(CLIENTS) $(BARE) $(SUPPLY) $(FUZZ) $(LOAD) $(PARITY) $(PLOTS) $(BROWSER) $(PEERS) $(LAYERS) reports sbom.cdx.json *.egg-info build dist client/build client/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage coverage.xml
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

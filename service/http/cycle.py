@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from service.errors import QueueFull, ServiceError
 from service.http.asgi import CYCLE, Application, ClientGone, Message, Scope
-from service.http.request_parser import CRLF, is_clean
+from service.http.request_parser import CRLF, TOKEN, is_clean
 from service.loop_time import LoopTick
 
 Piece = bytes | bytearray | memoryview
@@ -29,7 +29,8 @@ MAX_AHEAD_BYTES = 256 * 1024
 # A smaller piece of a body absorbs the next one.
 SMALL_BYTES = 4096
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-BODILESS_STATUSES = (204, 304)
+NO_CONTENT = 204
+BODILESS_STATUSES = (NO_CONTENT, 304)
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in http.HTTPStatus}
 _FAULT = b"Internal Server Error"
 _FAULT_FIELDS = [
@@ -263,7 +264,7 @@ class Cycle:
         """Return what has arrived of the body; the disconnect at the end of the response too. Raises the error of `fail`."""
         if self.expects_continue:
             self.expects_continue = False
-            if not self._flow.transport.is_closing():
+            if not self.is_whole and not self._flow.transport.is_closing():
                 self._flow.write([CONTINUE], begins=False)
         if not self.is_gone and not self.is_answered:
             self._flow.resume_reading()
@@ -304,15 +305,8 @@ class Cycle:
         self.expects_continue = self._is_chunked = False
         self._left = None
         lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status]
-        says_close = False
-        for name, value in (*self._default_headers, *headers):
-            lower = name.lower()
-            if lower == b"content-length":
-                self._left = int(value)
-            elif lower == b"connection" and b"close" in value.lower():
-                self.keeps_alive, says_close = False, True
-            lines.append(b"%b: %b\r\n" % (lower, value))
-        if not self.keeps_alive and not says_close:
+        lines += self._field_lines(status, (*self._default_headers, *headers))
+        if not self.keeps_alive:
             lines.append(b"connection: close\r\n")
         if self._is_for_head or status in BODILESS_STATUSES:
             self._left = 0
@@ -323,6 +317,23 @@ class Cycle:
         if head.count(CRLF) != len(lines) + 1 or not is_clean(head):
             raise RuntimeError("a header field of a response must not have control characters")
         self._head, self._is_started = head, True
+
+    def _field_lines(self, status: int, fields: Iterable[Field]) -> list[bytes]:
+        """Return the lines of these fields without those that the connection writes itself, and note what they ask for."""
+        lines = []
+        for name, value in fields:
+            lower = name.lower()
+            if not lower or lower.translate(None, TOKEN):
+                raise RuntimeError("the name of a response's header field must be a token")
+            if lower == b"connection" and b"close" in value.lower():
+                self.keeps_alive = False
+                continue
+            if lower == b"transfer-encoding" or (lower == b"content-length" and status == NO_CONTENT):
+                continue
+            if lower == b"content-length":
+                self._left = int(value)
+            lines.append(b"%b: %b\r\n" % (lower, value))
+        return lines
 
     def _write(self, body: Piece, *, has_more: bool) -> None:
         if has_more:

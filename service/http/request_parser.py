@@ -73,7 +73,7 @@ _MAX_METHOD_BYTES = 32
 # A method, two spaces, "HTTP/1.1" and CR around the target.
 _AROUND_TARGET_BYTES = _MAX_METHOD_BYTES + 11
 
-_TOKEN = b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+TOKEN = b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 # Bytes allowed in a line: visible characters, spaces, tabs and the bytes above ASCII.
 _IN_LINE = bytes([0x09, *range(0x20, 0x7F), *range(0x80, 0x100)])
 _METHOD = rb"[!#$%%&'*+\-.^_`|~0-9A-Za-z]{1,%d}" % _MAX_METHOD_BYTES
@@ -213,7 +213,7 @@ def read_request_line(line: bytes, limits: HeadLimits) -> RequestLine:
 def read_field(line: bytes) -> tuple[bytes, bytes]:
     """Parse one header or trailer field. A name with a space is refused: it is a folded line or a smuggling attempt."""
     name, colon, value = line.partition(b":")
-    if not colon or not name or name.translate(None, _TOKEN):
+    if not colon or not name or name.translate(None, TOKEN):
         raise BadRequest("a header field must be a name, a colon and a value on one line")
     return name.lower(), value.strip(BLANKS)
 

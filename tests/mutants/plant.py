@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 # The rooms in which every file should have a fault; what has no behaviour aside.
-CORE = ("attention", "batching", "layers", "wire")
-WITHOUT_BEHAVIOUR = {"__init__.py", "engine_protocol.py"}
+CORE = ("attention", "batching", "http", "layers", "wire")
+WITHOUT_BEHAVIOUR = {"__init__.py", "asgi.py", "engine_protocol.py"}
 
 
 class Fault(NamedTuple):

@@ -606,6 +606,63 @@ async def test_100_continue_is_sent_when_the_body_is_read(expected):
 
 
 @on_the_loop
+async def test_100_continue_is_not_sent_if_the_whole_body_has_arrived():
+    room = Room()
+    raw = post(b"/", b"hello", b"Expect: 100-continue")
+    room.connection.data_received(raw[:-5])
+    await room.send(raw[-5:])
+    assert room.statuses == [200]
+
+
+async def answer_to(raw: bytes, status: int, *fields: tuple[bytes, bytes]) -> Room:
+    """Return the room whose application answers so, while the server drains."""
+    room = Room()
+    room.state.default_headers = [(b"connection", b"close")]
+
+    async def application(scope, receive, send):
+        await send({"type": "http.response.start", "status": status, "headers": fields})
+        await send({"type": "http.response.body", "body": b"" if status == 204 else b"hello"})
+
+    room.connection.app = application
+    await room.send(raw)
+    return room
+
+
+@on_the_loop
+async def test_connection_close_is_said_once_whoever_asks_for_it():
+    room = await answer_to(post(b"/", b"", CLOSE), 200, (b"Connection", b"Close"), (b"x", b"y"))
+    assert room.wire.written.lower().count(b"connection: close") == 1
+    assert b"\r\nx: y\r\n" in room.wire.written
+    assert room.wire.events == ["close"]
+
+
+@pytest.mark.parametrize("length", [[], [(b"content-length", b"5")]], ids=["chunks", "counted"])
+@on_the_loop
+async def test_the_framing_of_an_answer_is_not_the_applications(length):
+    room = await answer_to(post(), 200, *length, (b"Transfer-Encoding", b"gzip, chunked"))
+    framing = b"content-length: 5" if length else b"transfer-encoding: chunked"
+    assert room.wire.written.count(b"\r\n" + framing + b"\r\n") == 1
+    assert b"gzip" not in room.wire.written
+    assert room.wire.written.endswith(b"\r\n\r\n" + (b"hello" if length else b"5\r\nhello\r\n0\r\n\r\n"))
+
+
+@on_the_loop
+async def test_an_answer_of_204_has_no_length():
+    room = await answer_to(post(), 204, (b"content-length", b"0"))
+    assert room.statuses == [204]
+    assert b"content-length" not in room.wire.written
+
+
+@pytest.mark.parametrize("name", [b"", b"a b", b"a:b", b"\xe4"])
+@on_the_loop
+async def test_a_field_name_that_is_no_token_is_a_fault(name, caplog):
+    room = await answer_to(post(), 200, (name, b"planted"))
+    assert room.statuses == [500]
+    assert b"planted" not in room.wire.written
+    assert "must be a token" in caplog.text
+
+
+@on_the_loop
 async def test_shutdown_ends_an_idle_connection_and_waits_for_a_busy_one():
     idle, working = Room(), Room()
     await idle.send(post())
