@@ -1,6 +1,6 @@
 """`serve` and `worker` commands: start the supervisor, and the worker processes that it runs.
 
-Invariants: A worker has one event loop; one thread at a time computes. `serve` does not import torch. Its options become
+Invariants: A worker has one event loop; on a CPU two threads compute. `serve` does not import torch. Its options become
 environment variables, from which a worker reads its settings. A failed start prints one line.
 """
 

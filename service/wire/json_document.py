@@ -215,7 +215,7 @@ def _by_python(body: bytes | bytearray, max_depth: int, max_numbers: int) -> Jso
     if len(body) > max(_LEAST_SECOND_BYTES, max_numbers // 2):
         rare = "an integer beyond 64 bits, a number beyond float64, an unpaired surrogate or an object of many members"
         size = f"{len(body):,} bytes, which allow neither NaN nor {rare}"
-        raise BadJson(f"the body is not valid JSON, or too long for what it has: {size}")
+        raise BadJson(f"the body is not valid JSON, or has what only a shorter one may have: {size}")
     reader = _Reader(max_depth, max_numbers)
     found, constants = _decoded(body)
     document = reader.value(found, 0)
@@ -390,7 +390,7 @@ class _Reader:
                     inner += [entry for entry in row if type(entry) is list]
             num_values += sum(map(len, level)) - len(inner)
             what = "elements of lists that do not have only numbers, in rows of one length"
-            _check(self._num_slow + num_values, what, max(2**14, self._max_numbers // 3), self._max_numbers)
+            _check(self._num_slow + num_values, what, max(2**14, self._max_numbers // 4), self._max_numbers)
             depth += 1
             self._check_depth(depth)
             level = inner

@@ -404,10 +404,10 @@ class TestLists:
             ('"a:b]}"', "a string"),
         ],
     )
-    @pytest.mark.parametrize("at", [0, 1, 600, 60_000, 79_999])
+    @pytest.mark.parametrize("at", [0, 1, 600, 45_000, 59_999])
     def test_the_first_non_number_is_reported_by_its_index(self, wrong, what, at):
         """J11: the first only, wherever it stands."""
-        items = ["0"] * 80_000
+        items = ["0"] * 60_000
         items[at] = items[-1] = wrong
         fault = numbers(body_of("[" + ",".join(items) + "]")).fault
         assert fault is not None
@@ -533,7 +533,10 @@ FAST = {
     "rows of 512 in full precision": listed(FLOATS, 512),
     "one flat list": listed(FLOATS),
     "rows of 32": listed(FLOATS, 32),
-    "booleans": listed(["true"] * 80_000, 200),
+    "booleans": listed(["true"] * 60_000, 200),
+    "a causal bias of 256 x 256": listed(
+        [x if i % 256 <= i // 256 else '"-inf"' for i, x in enumerate(FLOATS[: 2**16])], 256
+    ),
     "base64 of 16 MiB": '"' + "QUJD" * (4 * 2**20 - 10) + '"',
     "base64 with the escaped slashes of PHP": '"' + ("QUJDREVG" * 7 + "\\/") * 200_000 + '"',
     "brackets in a string": '[{"id":"[[["},' + listed(FLOATS) + "]",
