@@ -45,7 +45,9 @@ def children() -> dict[int, str]:
         try:
             state, parent = stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[:2]
             if int(parent) == os.getpid() and state != "Z":
-                found[int(stat.parent.name)] = (stat.parent / "cmdline").read_text(errors="replace").replace("\0", " ")
+                command = (stat.parent / "cmdline").read_text(errors="replace").replace("\0", " ")
+                if "multiprocessing.resource_tracker" not in command:  # Python's own, which ends with this process
+                    found[int(stat.parent.name)] = command
         except OSError:
             continue  # it has ended meanwhile
     return found

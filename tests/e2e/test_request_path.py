@@ -6,8 +6,9 @@ from tests.request_path import paths
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
-# Aims: 40 for JSON, 32 for safetensors. The figures are what there is; a commit of its own raises one, with its reason.
-MAX_FILES = {"JSON": 35, "safetensors": 32, "Open Inference": 33, "large JSON": 35}
+# Aims: 40 for JSON, 32 for safetensors; two queues and the stop flag added two files. The figures are what there is; a commit of
+# its own raises one, with its reason.
+MAX_FILES = {"JSON": 37, "safetensors": 34, "Open Inference": 35, "large JSON": 37}
 
 
 @pytest.mark.long
