@@ -58,6 +58,7 @@ _MARKS = (
 # Text of fewer bytes has too few numbers of 19 digits, which take 180 ns each.
 _FEW_DIGITS_BYTES = 5 * 2**18
 _BLOCK = 2**20
+_NO_QUOTES = np.empty(0, np.intp)
 
 
 class LongText(NamedTuple):
@@ -89,11 +90,11 @@ def parse(body: bytes | bytearray, *, max_depth: int, max_numbers: int = MAX_TEX
     if not body or body.startswith(codecs.BOM_UTF8):
         raise BadJson("the body starts with a byte order mark" if body else "the body is empty")
     try:
-        num_lists = _check_text(body, max_numbers)
+        num_lists, quotes = _check_text(body, max_numbers)
     except CostLimit:
         _check_first_depth(body, max_depth)
         raise
-    text, strings = _without_long_strings(body)
+    text, strings = _without_long_strings(body, quotes)
     try:
         document = _by_simdjson(text, strings, max_depth, max_numbers, num_lists)
     except _NotForSimdjsonError:
@@ -110,12 +111,15 @@ def _check(found: int, what: str, most: int, max_numbers: int) -> None:
         raise CostLimit(f"the body has {found:,} {what}, expected at most {most:,} ({setting}); {cheaper}")
 
 
-def _check_text(body: bytes | bytearray, max_numbers: int) -> int:
-    """Raise CostLimit for text that would hold the event loop for long; return the number of lists."""
+def _check_text(body: bytes | bytearray, max_numbers: int) -> tuple[int, npt.NDArray[np.intp]]:
+    """Raise CostLimit for text that would hold the event loop for long.
+
+    Return the number of lists, and where quotation marks are (not of a short body, which is not checked).
+    """
     if len(body) <= _FEW_BYTES:
-        return body.count(b"[")  # those in strings count too
-    found_marks = np.flatnonzero(_bytes_of(body) == ord('"'))
-    _check(len(found_marks), "quotation marks", max(2**14, max_numbers // 3), max_numbers)
+        return body.count(b"["), _NO_QUOTES  # those in strings count too
+    quotes = np.flatnonzero(_bytes_of(body) == ord('"'))
+    _check(len(quotes), "quotation marks", max(2**14, max_numbers // 3), max_numbers)
     is_clear = True
     if b"\\" in body or not body.isascii():
         text = _bytes_of(body)
@@ -124,31 +128,35 @@ def _check_text(body: bytes | bytearray, max_numbers: int) -> int:
         # Not by `in`, which takes 15 ms for two bytes in 16 MiB of base64.
         is_clear = not np.any((text[:-1] == ord("\\")) & (text[1:] == ord('"')))
     # With a quotation mark in a string, what is outside of strings is not clear, so everything counts.
-    marks, most = found_marks.tolist(), max(2**20, 24 * max_numbers)
+    marks, most = quotes.tolist(), max(2**20, 24 * max_numbers)
     spans = list(zip([0, *marks[1::2]], [*marks[::2], len(body)], strict=False)) if is_clear else [(0, len(body))]
     _check(sum([end - start for start, end in spans]), "bytes outside strings", most, max_numbers)
     outside = b"".join([body[start:end] for start, end in spans])
+    found = {}
     for what, mark, numbers, least in _MARKS:
-        _check(_count(outside, mark), what, max(least, int(max_numbers / numbers)), max_numbers)
+        found[what] = _count(outside, mark)
+        _check(found[what], what, max(least, int(max_numbers / numbers)), max_numbers)
     if len(outside) > _FEW_DIGITS_BYTES:
         what, most = "digits beyond the 18th of a number", max(2**14, max_numbers // 8)
         _check(_count_long_digits(outside), what, most, max_numbers)
-    return _count(outside, "[")
+    return found["lists"], quotes
 
 
-def _without_long_strings(body: bytes | bytearray) -> tuple[bytes | bytearray, list[memoryview]]:
+def _without_long_strings(
+    body: bytes | bytearray, quotes: npt.NDArray[np.intp]
+) -> tuple[bytes | bytearray, list[memoryview]]:
     """Return the body with a mark in the place of each long string, and these strings; a body with escapes stays whole.
 
-    No other string has such a mark, because it begins with an escaped NUL.
+    `quotes` is where its quotation marks are. No other string has such a mark, because it begins with an escaped NUL.
     """
     if len(body) < _LONG_STRING or b"\\" in body:
         return body, []
     text, view = _bytes_of(body), memoryview(body)
-    marks = np.flatnonzero(text == ord('"'))[: 2 * (body.count(b'"') // 2)].reshape(-1, 2)
     parts: list[bytes | memoryview] = []
     strings: list[memoryview] = []
     end = 0
-    for first, last in marks[marks[:, 1] - marks[:, 0] > _LONG_STRING].tolist():
+    pairs = quotes[: len(quotes) // 2 * 2].reshape(-1, 2)
+    for first, last in pairs[pairs[:, 1] - pairs[:, 0] > _LONG_STRING].tolist():
         string = text[first + 1 : last]
         if string.min() >= ord(" ") and string.max() < 128:  # noqa: PLR2004 (ASCII)
             parts += [view[end : first + 1], b"\\u0000%d" % len(strings)]
