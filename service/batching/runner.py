@@ -166,13 +166,13 @@ class Runner(Generic[P, R]):
             for job, result in zip(jobs, future.result(), strict=True):
                 job.settle(result)
             return []
-        is_crowded = isinstance(failure, CostLimit) and not (self.queue.is_long or is_alone) and self.beside.locked()
-        parts = [] if is_crowded else self._parts(jobs, failure)
-        del failure, future
-        if is_crowded:
+        if isinstance(failure, CostLimit) and not (self.queue.is_long or is_alone) and self.beside.locked():
+            del failure, future
             async with self.beside:
                 left = [job for job in jobs if not job.is_settled]
                 return await self._attempt(left, is_alone=True) if left else []
+        parts = self._parts(jobs, failure)
+        del failure, future
         if parts:
             await self.yield_to_loop()
         return parts
