@@ -6,7 +6,6 @@ Invariants: nothing here sleeps or polls; time passes only by `ManualClock.advan
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import functools
 import heapq
 import inspect
@@ -18,7 +17,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from service.batching.engine_protocol import Progress
+from service.attention.progress import Progress
+from service.batching import engine_protocol
 from service.batching.job import BatchInfo
 from service.errors import CostLimit, EngineDown
 from service.observability.metrics import Metrics
@@ -77,25 +77,12 @@ class ManualClock:
         return sum(call.callback is not None for _, _, call in self._calls)
 
 
-@dataclasses.dataclass
-class GateProgress:
-    """The progress of a GateEngine's batch: a test says when it goes on."""
-
-    num_points: int = 0
-    seconds: float = 0.0
-    filler_rows: int = 0
-    is_stopped: bool = False
-
-    def stop(self) -> None:
-        self.is_stopped = True
-
-
 class Held(NamedTuple):
     """A batch that a GateEngine holds."""
 
     batch: list[Any]
     future: Future[Any]
-    progress: GateProgress
+    progress: Progress
 
 
 class GateEngine:
@@ -139,12 +126,12 @@ class GateEngine:
     def rate(self, payload: Any) -> float:
         return self.first_rate
 
-    def run(self, batch: Batch, *, is_inline: bool = False, is_long: bool = False) -> tuple[Future[Any], GateProgress]:
+    def run(self, batch: Batch, *, is_inline: bool = False, is_long: bool = False) -> tuple[Future[Any], Progress]:
         self.batches.append(list(batch))
         self.inline_flags.append(is_inline)
         self.long_flags.append(is_long)
         assert not self.is_held(is_long=is_long), "two batches in flight on one thread"
-        held = self.held[is_long] = Held(list(batch), Future(), GateProgress())
+        held = self.held[is_long] = Held(list(batch), Future(), Progress())
         if self.is_open:
             self.release(is_long=is_long)
         return held.future, held.progress
@@ -211,7 +198,7 @@ class RecordingObserver:
     def queue_changed(self, num_jobs: int, num_bytes: int) -> None:
         self.queue.append((num_jobs, num_bytes))
 
-    def computed(self, progress: Progress) -> None: ...
+    def computed(self, progress: engine_protocol.Progress) -> None: ...
 
     def batch_done(self, lane: Hashable, batch: BatchInfo, compute_s: float) -> None:
         self.batches.append(BatchDone(lane, batch, compute_s))

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import uvloop
 
+from service.attention.progress import Progress
 from service.batching.job import BatchInfo
 from service.errors import (
     Draining,
@@ -15,7 +16,7 @@ from service.errors import (
     NotReady,
 )
 from service.loop_time import LoopClock
-from tests.doubles import Death, GateEngine, GateProgress, on_loop, run, turns
+from tests.doubles import Death, GateEngine, on_loop, run, turns
 from tests.unit.batching.room import Room, cost_of, ended, error_of, in_room, result_of
 
 
@@ -265,7 +266,7 @@ def test_it_works_with_a_real_clock_and_a_real_thread(loop_factory):
 
         def run(self, batch, **_):
             future = self.pool.submit(lambda: [("answer", payload) for payload in batch])
-            return future, GateProgress()
+            return future, Progress()
 
     async def main():
         engine, clock = Thread(), LoopClock()
