@@ -629,7 +629,7 @@ async def answer_to(raw: bytes, status: int, *fields: tuple[bytes, bytes]) -> Ro
 
 
 @on_the_loop
-async def test_connection_close_is_said_once_whoever_asks_for_it():
+async def test_connection_close_is_sent_once_however_often_a_response_asks_for_it():
     room = await answer_to(post(b"/", b"", CLOSE), 200, (b"Connection", b"Close"), (b"x", b"y"))
     assert room.wire.written.lower().count(b"connection: close") == 1
     assert b"\r\nx: y\r\n" in room.wire.written
