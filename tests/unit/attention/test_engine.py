@@ -636,6 +636,7 @@ def test_closing_joins_both_threads_within_one_time(engine, long_gate):
     assert engine.engine.close(10) is True
 
 
+@pytest.mark.timed
 def test_the_first_rate_is_that_of_the_self_check(engine):
     """It predicts the processor time of a batch of many rows within a factor of two, however slow the machine is."""
     wide = make_spec(256, 8)

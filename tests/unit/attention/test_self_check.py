@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from service.attention import cost, kernels, projection
 from service.attention import engine as engine_module
-from service.attention import kernels, projection
 from service.attention.call import Answer, Call
 from service.attention.engine import EngineOptions
 from service.attention.layer import MAX_ROWS, Layer
-from service.attention.self_check import SAME_LENGTHS, checks, sample_calls
+from service.attention.masks import Sizes
+from service.attention.self_check import RATED, SAME_LENGTHS, checks, first_rate, sample_calls
 from tests.attention_fixtures import (
     CPU,
     DTYPES,
@@ -177,3 +178,11 @@ def test_a_layer_whose_products_accept_any_row_count_skips_the_size_checks():
     assert packed.product_sizes == list(projection.SIZES)
     assert plain.product_sizes == []
     assert len(list(checks(packed))) - len(list(checks(plain))) == 2 * len(projection.SIZES)
+
+
+@pytest.mark.parametrize("seconds", [0.5, 4.0])
+def test_the_first_rate_is_the_work_of_one_full_pass_by_its_time(seconds):
+    spec, length = make_spec(32, 4), RATED[2]
+    work = MAX_ROWS // length * cost.flops(spec, Sizes(1, 4, length, length), None, None)
+    times = iter([10.0, 10.0 + seconds])
+    assert first_rate(make_layer(spec), lambda: next(times)) == work / seconds
