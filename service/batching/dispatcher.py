@@ -131,17 +131,18 @@ class Dispatcher(Generic[P, R]):
 
     async def _execute(self) -> None:
         """Take a batch, fail its jobs whose deadline has passed although their timers have not fired yet, and run the others."""
-        lanes = self.queue.lanes
-        batch, now = lanes.take(self.batch_limits, self._max_flops(lanes.next_jobs)), self.clock.now()
-        if batch:
-            lane, flops = batch[0].lane, sum([job.cost.flops for job in batch])
-            self.queue.congestion.dispatched(lane, flops, lanes.jobs(lane).flops, self.queue.speed.rate, now)
-        for job in batch:
-            if job.deadline <= now:
-                job.expire()
-        self.running = [job for job in batch if not job.is_settled]
-        del batch
-        self.report()
-        await self.runner.run(self.running)
-        self.running = []
-        self._changed.set()
+        async with self.runner.turn():
+            lanes = self.queue.lanes
+            batch, now = lanes.take(self.batch_limits, self._max_flops(lanes.next_jobs)), self.clock.now()
+            if batch:
+                lane, flops = batch[0].lane, sum([job.cost.flops for job in batch])
+                self.queue.congestion.dispatched(lane, flops, lanes.jobs(lane).flops, self.queue.speed.rate, now)
+            for job in batch:
+                if job.deadline <= now:
+                    job.expire()
+            self.running = [job for job in batch if not job.is_settled]
+            del batch
+            self.report()
+            await self.runner.run(self.running)
+            self.running = []
+            self._changed.set()

@@ -145,14 +145,17 @@ class Runner(Generic[P, R]):
         if self._blocked_s:
             await self.take_in_arrivals()
 
+    def turn(self) -> contextlib.AbstractAsyncContextManager[None]:
+        """Return what the next batch is taken and run within: a long one not beside a short one that ran out of memory."""
+        return self.beside if self.queue.is_long else contextlib.nullcontext()
+
     async def run(self, jobs: list[Job[P, R]]) -> None:
         """Run these jobs until all are settled; raise EngineDown and leave unsettled jobs to the caller."""
         parts = [jobs]
-        async with self.beside if self.queue.is_long else contextlib.nullcontext():
-            while parts:
-                left = [job for job in parts.pop() if not job.is_settled]
-                if left:
-                    parts.extend(reversed(await self._attempt(left)))
+        while parts:
+            left = [job for job in parts.pop() if not job.is_settled]
+            if left:
+                parts.extend(reversed(await self._attempt(left)))
 
     async def _attempt(self, jobs: list[Job[P, R]], *, is_alone: bool = False) -> list[list[Job[P, R]]]:
         """Run these jobs and settle them; return the parts to try instead if several failed together.

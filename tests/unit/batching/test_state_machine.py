@@ -264,17 +264,22 @@ class WaitingRoom(RuleBasedStateMachine):
     def each_job_not_settled_has_one_timer_and_a_batch_that_runs_another(self) -> None:
         num_open = sum(not job.is_settled for job in self.admitted)
         is_draining = self.drain_task is not None and not self.drain_task.done()
-        idle = [dispatcher.queue.lanes.num_jobs for dispatcher in self.dispatchers if not dispatcher.running]
+        idle = [dispatcher.queue.lanes.num_jobs for dispatcher in self.idle]
         num_gathering = sum(num_jobs > 0 for num_jobs in idle) if self.max_wait_s else 0
         num_watching = len(self.threads) if self.batcher.is_alive else 0
         assert self.clock.num_calls == num_open + is_draining + num_gathering + num_watching
 
+    @property
+    def idle(self) -> list[Dispatcher]:
+        """Those without a batch, but not the long one while a short batch that ran out of memory runs again, alone."""
+        is_alone = self.dispatchers[0].runner.beside.locked()
+        return [each for each in self.dispatchers if not each.running and not (is_alone and each.queue.is_long)]
+
     @invariant()
     def an_idle_thread_has_nothing_waiting_beyond_the_wait_for_company(self) -> None:
-        for dispatcher in self.dispatchers:
-            if not dispatcher.running:
-                jobs = [job for lane in "abc" for job in dispatcher.queue.lanes.jobs(lane)]
-                assert all(self.clock.now() - job.accepted_at < self.max_wait_s for job in jobs)
+        for dispatcher in self.idle:
+            jobs = [job for lane in "abc" for job in dispatcher.queue.lanes.jobs(lane)]
+            assert all(self.clock.now() - job.accepted_at < self.max_wait_s for job in jobs)
 
     @invariant()
     def readiness_tells_the_truth_and_the_dead_have_told_everyone(self) -> None:
