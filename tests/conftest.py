@@ -9,9 +9,10 @@ from hypothesis import HealthCheck, settings
 
 from tests import processes
 
-# No test may fail because the machine is busy.
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("untimed")
+# No test may fail because the machine is busy, or for the first time in the hands of somebody who changed something else.
+settings.register_profile("same", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+settings.register_profile("random", settings.get_profile("same"), derandomize=False)
+settings.load_profile("same")
 
 
 def pytest_configure() -> None:

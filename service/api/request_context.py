@@ -140,6 +140,7 @@ class RequestContext:
         self._cycle: RequestCycle = scope.get(CYCLE) or ReceiveCycle(receive)
         self._timeout_s = self.limits.timeout_s
         self._complete = self._answered = 0.0
+        self._arrival: Callable[[], None] | None = None
         self._is_binary = False
 
     def __enter__(self) -> Self:
@@ -150,6 +151,7 @@ class RequestContext:
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self._shared.opened.discard(self)
         self._cycle.on_disconnect(None)
+        self._end_arrival()
         self._body_bytes.release()
         self._answer_bytes.release()
         if self._end is not None and self._task is not None and isinstance(error, asyncio.CancelledError):
@@ -189,6 +191,8 @@ class RequestContext:
         if asked_s == 0:  # reported after the body's size and coding
             raise InvalidInput("X-Request-Timeout-Ms must be a whole number of milliseconds, at least 1")
         self.record.bytes_in = sum(map(len, parts))
+        if self.record.bytes_in >= limits.off_loop_bytes:
+            self._note_arrival()
         return await self.run(joined, parts)
 
     async def _within_deadline(self, doing: str, work: Coroutine[Any, Any, R]) -> R:
@@ -235,9 +239,25 @@ class RequestContext:
         """
         batcher = self._shared.batcher
         batcher.check_open(self._key)
-        tokens_each = self._shared.tokens_per_byte.get((self.layer.name, self._is_binary))
-        if num_bytes and batcher.is_congested and tokens_each is not None:
-            batcher.check_lane(self._lane(NOTHING._replace(tokens=int(num_bytes * tokens_each))), self._key)
+        if num_bytes and batcher.is_congested and (cost := self._likely_cost(num_bytes)) is not None:
+            batcher.check_lane(self._lane(cost), cost, self._key)
+
+    def _note_arrival(self) -> None:
+        """Let the lane count the request from now on: its body waits for others to be parsed, and then for its computation."""
+        if cost := self._likely_cost(self.record.bytes_in):
+            self._arrival = self._shared.batcher.note_arrival(self._lane(cost), cost, self._key)
+
+    def _end_arrival(self) -> None:
+        if self._arrival is not None:
+            self._arrival()
+            self._arrival = None
+
+    def _likely_cost(self, num_bytes: int) -> Cost | None:
+        """Return the cost of a body of this size, by the last ones for the layer; None if there were none."""
+        if (each := self._shared.cost_per_byte.get((self.layer.name, self._is_binary))) is None:
+            return None
+        tokens, flops = each
+        return NOTHING._replace(tokens=int(num_bytes * tokens), flops=int(num_bytes * flops))
 
     def _lane(self, cost: Cost, *, is_float64: bool = False) -> Hashable:
         """Return the lane. The digest separates a layer from its replacement, because both may have requests waiting."""
@@ -262,6 +282,7 @@ class RequestContext:
         work, deadline = LayerCall(layer.loaded, call), self._complete + self._timeout_s
         lane = self._lane(cost, is_float64=work.is_float64)
         own = self._complete + self.limits.timeout_s
+        self._end_arrival()
         outcome = await self._shared.batcher.submit(work, lane, cost, deadline, self._key, own_deadline=own)
         record.batch, record.queue_s, record.compute_s = outcome.batch, outcome.queue_s, outcome.compute_s
         record.masked_rows, record.stage = request.masked_rows, "sending"
@@ -324,8 +345,8 @@ class SharedState:
         self.answers = ByteBudget(limits.answer_bytes, "answers are being computed and sent")
         self.is_closed = False
         self.opened: set[RequestContext] = set()
-        self.tokens_per_byte: dict[tuple[str, bool], float] = {}
-        """Tokens of a byte in the last bodies, by layer and whether the bodies are binary."""
+        self.cost_per_byte: dict[tuple[str, bool], tuple[float, float]] = {}
+        """Tokens and flops of a byte in the last bodies, by layer and whether the bodies are binary."""
 
     @property
     def catalog(self) -> Catalog:
@@ -335,9 +356,12 @@ class SharedState:
         return self._layers.catalog
 
     def note_cost(self, body_kind: tuple[str, bool], cost: Cost, num_bytes: int) -> None:
-        new = cost.tokens / num_bytes
-        old = self.tokens_per_byte.get(body_kind, new)
-        self.tokens_per_byte[body_kind] = old + LEARNT_SHARE * (new - old)
+        tokens, flops = cost.tokens / num_bytes, cost.flops / num_bytes
+        old_tokens, old_flops = self.cost_per_byte.get(body_kind, (tokens, flops))
+        self.cost_per_byte[body_kind] = (
+            old_tokens + LEARNT_SHARE * (tokens - old_tokens),
+            old_flops + LEARNT_SHARE * (flops - old_flops),
+        )
 
     def close(self) -> None:
         """Open no new request; a request that is open continues to its answer."""

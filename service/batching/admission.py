@@ -12,7 +12,7 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from service.batching.job import Cost, Job, Work
@@ -225,6 +225,31 @@ class Queue:
     lanes: Lanes[Any]
     speed: Speed
     congestion: Congestion
+    _arrived: dict[Hashable, dict[Hashable, int]] = field(default_factory=dict)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no job waits, and no request that becomes one."""
+        return not (self.lanes.num_jobs or self._arrived)
+
+    def flops(self, lane: Hashable) -> int:
+        """Return the work of the lane's jobs and of the requests that have arrived and become its jobs."""
+        return self.lanes.jobs(lane).flops + sum(self._arrived.get(lane, {}).values())
+
+    def fair_share(self, lane: Hashable, caller: Hashable) -> int:
+        """Return the part of `flops` that runs before a request which this caller sends now (`FairQueue.fair_share`)."""
+        arrived = self._arrived.get(lane, {})
+        own = arrived.get(caller, 0) * len(arrived)
+        return self.lanes.jobs(lane).fair_share(caller).flops + min(own, sum(arrived.values()))
+
+    def note_arrival(self, lane: Hashable, caller: Hashable, flops: int) -> None:
+        """Count a request of this much work, whose body waits to be parsed; a negative number no longer counts it."""
+        callers = self._arrived.setdefault(lane, {})
+        callers[caller] = callers.get(caller, 0) + flops
+        if not callers[caller]:
+            del callers[caller]
+        if not callers:
+            del self._arrived[lane]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,7 +292,8 @@ class Admission:
         """
         self._check_bytes(job.cost.input_bytes)
         self.check_room(job.cost, job.caller)
-        self.check_congestion(queue, job.lane, job.accepted_at, job.caller)
+        lane, caller = job.lane, job.caller
+        self._check_congestion(queue, lane, caller, queue.lanes.jobs(lane).fair_share(caller).flops, job.accepted_at)
         self._check_time(queue, job, own_deadline)
 
     def _check_bytes(self, num_bytes: int) -> None:
@@ -315,14 +341,18 @@ class Admission:
             )
         )
 
-    def check_congestion(self, queue: Queue, lane: Hashable, now: float, caller: Hashable) -> None:
+    def check_lane(self, queue: Queue, lane: Hashable, caller: Hashable, now: float) -> None:
+        """Raise what `check` would raise because of congestion, for a request whose body is still to come and to be parsed."""
+        self._check_congestion(queue, lane, caller, queue.fair_share(lane, caller), now)
+
+    def _check_congestion(self, queue: Queue, lane: Hashable, caller: Hashable, ahead_flops: int, now: float) -> None:
         """Raise QueueFull if the lane is in sustained overload, where waiting adds only latency.
 
         With several callers, only those above their fair share are refused.
         """
         if not queue.congestion.has_long_queue:
             return
-        overloaded_s = queue.congestion.refuse(lane, queue.lanes.jobs(lane).fair_share(caller).flops, now)
+        overloaded_s = queue.congestion.refuse(lane, ahead_flops, now)
         if overloaded_s is not None:
             raise QueueFull(
                 f"for {overloaded_s:.1f} s requests of this kind have arrived faster than they can be computed",

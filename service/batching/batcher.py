@@ -161,20 +161,28 @@ class Batcher(Generic[P, R]):
 
     @property
     def is_congested(self) -> bool:
-        """Whether any lane of the short queue holds too much, so that `check_lane` may raise."""
-        return self._short.queue.congestion.has_long_queue
+        """Whether any lane holds too much, so that `check_lane` may raise."""
+        return any(dispatcher.queue.congestion.has_long_queue for dispatcher in self._dispatchers)
 
     @property
     def num_overloaded(self) -> int:
         """Number of lanes in sustained overload; 0 of a queue while no job waits there and none of its batches runs."""
         return sum([dispatcher.num_overloaded for dispatcher in self._dispatchers])
 
-    def check_lane(self, lane: Hashable, caller: Hashable = None) -> None:
-        """Raise QueueFull if this lane sheds load in the short queue; `check_open` raises for the other reasons.
+    def check_lane(self, lane: Hashable, cost: Cost, caller: Hashable = None) -> None:
+        """Raise QueueFull if this lane sheds load in the queue of a job of this cost; `check_open` raises for other reasons."""
+        self._admission.check_lane(self._queue(lane, cost), lane, caller, self._clock.now())
 
-        Whether a job is long is not known before its cost. Long ones are refused by `admit`, so that they refuse no short one.
-        """
-        self._admission.check_congestion(self._short.queue, lane, self._clock.now(), caller)
+    def note_arrival(self, lane: Hashable, cost: Cost, caller: Hashable = None) -> Callable[[], None]:
+        """Count a request that likely becomes a job of this cost; call what is returned when it does, or ends."""
+        queue = self._queue(lane, cost)
+        queue.note_arrival(lane, caller, cost.flops)
+        return partial(queue.note_arrival, lane, caller, -cost.flops)
+
+    def _queue(self, lane: Hashable, cost: Cost) -> Queue:
+        """Return the queue for a job of which only the cost is known."""
+        rate = self._policy.rate(lane)
+        return (self._long if rate and self._is_long(lane, cost, rate) else self._short).queue
 
     def begin_drain(self) -> None:
         """Admit nothing more; dispatch waiting jobs without waiting for others to join them."""

@@ -59,7 +59,7 @@ class Dispatcher(Generic[P, R]):
         is_waiting = self.queue.lanes.remove(job)
         if not is_waiting:
             self.runner.stop_if_unwanted()
-        elif not self.queue.lanes.jobs(job.lane):
+        elif not self.queue.flops(job.lane):
             self.queue.congestion.emptied(job.lane, self.clock.now())
         self._changed.set()
         return is_waiting
@@ -99,6 +99,7 @@ class Dispatcher(Generic[P, R]):
         lanes = self.queue.lanes
         if not lanes.num_jobs:
             lanes.reset_shares()
+        if self.queue.is_empty:
             self.queue.congestion.idle(self.clock.now())
         # Any due lane counts: the next one may still wait for jobs, but the thread would be idle.
         while (due_at := lanes.first_due_at(self._due_at)) > self.clock.now():
@@ -136,7 +137,7 @@ class Dispatcher(Generic[P, R]):
             batch, now = lanes.take(self.batch_limits, self._max_flops(lanes.next_jobs)), self.clock.now()
             if batch:
                 lane, flops = batch[0].lane, sum([job.cost.flops for job in batch])
-                self.queue.congestion.dispatched(lane, flops, lanes.jobs(lane).flops, self.queue.speed.rate, now)
+                self.queue.congestion.dispatched(lane, flops, self.queue.flops(lane), self.queue.speed.rate, now)
             for job in batch:
                 if job.deadline <= now:
                     job.expire()

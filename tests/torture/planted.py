@@ -58,7 +58,12 @@ def _plant(plants: dict[str, Any]) -> None:
     for name in plants.get("modules", ()):
         importlib.import_module(name).plant()
     from service.attention.engine import Engine
+    from service.attention.progress import current
+    from service.batching.admission import QueueLimits
 
+    if "cost_s" in plants:  # each request costs that, and a batch nothing besides
+        defaults: Any = QueueLimits.__init__.__kwdefaults__
+        defaults["overhead_flops"] = 0
     run, run_in_thread = Engine._run, Engine.run
     write, write_thread = _writer(plants.get("executed")), _writer(plants.get("threads"))
 
@@ -69,7 +74,10 @@ def _plant(plants: dict[str, Any]) -> None:
         write_thread(f"{threading.current_thread().name}\n")
         if any(mark == plants.get("raising") for mark in marks):
             raise RuntimeError("a planted fault")
-        time.sleep(plants.get("cost_s", 0.0) * len(batch))
+        cost_s = plants.get("cost_s", 0.0) * len(batch)
+        time.sleep(cost_s)
+        if (progress := current()) is not None:
+            progress.seconds += cost_s  # processor time, which the engine measures, has no sleep in it
         for _ in batch:
             if plants.get("leak_bytes"):
                 _KEPT.append(bytearray(os.urandom(16) * (plants["leak_bytes"] // 16)))

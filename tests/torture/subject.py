@@ -77,7 +77,7 @@ class Subject:
         self._pipe: int | None = None
         if piped:
             self._pipe, end = os.pipe()
-        with _pinned(cpus):
+        with pinned(cpus):
             self.process = subprocess.Popen(
                 [sys.executable, "-m", module, "serve", "--port", "0", "--layers-dir", str(directory / "layers")],
                 env=processes.environment(**named) | {VARIABLE: json.dumps(plants)},
@@ -201,8 +201,8 @@ class Subject:
 
 
 @contextlib.contextmanager
-def _pinned(cpus: set[int] | None) -> Iterator[None]:
-    """A child started inside inherits these cores."""
+def pinned(cpus: set[int] | None) -> Iterator[None]:
+    """A child started inside inherits these cores; None: all of ours."""
     own = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cpus or own)
     try:

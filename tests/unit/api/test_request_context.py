@@ -53,7 +53,12 @@ async def unread() -> Any:
 
 
 def idle_batcher() -> Any:
-    return SimpleNamespace(check_open=lambda _: None, is_congested=False)
+    def note_arrival(lane: Any, cost: Any, caller: Any) -> Any:
+        batcher.arrived.append((lane[-1], cost.tokens, cost.flops))
+        return lambda: batcher.arrived.remove((lane[-1], cost.tokens, cost.flops))
+
+    batcher = SimpleNamespace(check_open=lambda _: None, is_congested=False, arrived=[], note_arrival=note_arrival)
+    return batcher
 
 
 class Setup:
@@ -259,7 +264,7 @@ async def test_bytes_of_bodies_are_released_after_the_check_and_at_the_end_of_th
     assert intake.num_bytes == 0
 
 
-def refuse(lane: Any, caller: Any) -> None:
+def refuse(lane: Any, cost: Any, caller: Any) -> None:
     raise QueueFull("the queue stands")
 
 
@@ -267,7 +272,7 @@ def checked_sizes(setup: Setup) -> list[int]:
     """The size class of each lane that is checked, under sustained overload and with batches of up to 100 tokens."""
     sizes: list[int] = []
     setup.batcher.is_congested = True
-    setup.batcher.check_lane = lambda lane, caller: sizes.append(lane[-1])
+    setup.batcher.check_lane = lambda lane, cost, caller: sizes.append(lane[-1])
     limits = dataclasses.replace(setup.shared.limits.max_shared, max_tokens=100)
     setup.shared.limits = dataclasses.replace(setup.shared.limits, max_shared=limits)
     return sizes
@@ -343,6 +348,40 @@ async def test_under_sustained_overload_the_lane_follows_the_bytes_that_a_number
         setup.shared.note_cost(BINARY, NOTHING._replace(tokens=1), 2)
     await setup.announced(400)
     assert lanes[-1] == 2, "200 tokens run alone"
+
+
+@with_setup
+async def test_the_lane_counts_a_large_body_from_its_arrival_to_the_end_of_its_request(setup: Setup):
+    """Its size says how much work it likely is. A small one is a job at once."""
+    with (await setup.context(OFF_LOOP))[0]:
+        assert setup.batcher.arrived == [], "no body has told how much work a byte is"
+    setup.shared.note_cost(BINARY, NOTHING._replace(tokens=1, flops=80), 4)
+    with (await setup.context(OFF_LOOP - 1))[0]:
+        assert setup.batcher.arrived == []
+    with (await setup.context(OFF_LOOP * 2))[0]:
+        assert setup.batcher.arrived == [(0, 50, 4000)]
+    assert setup.batcher.arrived == []
+
+
+@with_setup
+async def test_a_request_counts_once_when_it_has_become_a_job(setup: Setup):
+    class Asked(Exception):
+        pass
+
+    async def submit(*_: Any, **__: Any) -> Any:
+        assert setup.batcher.arrived == []
+        raise Asked
+
+    setup.shared.note_cost(BINARY, NOTHING._replace(tokens=1, flops=80), 4)
+    setup.batcher.submit = submit
+    layer = SimpleNamespace(name="layer", digest="sha256:0", output_bytes=lambda _: 4, loaded=None)
+    messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    messages.put_nowait({"type": "http.request", "body": bytes(OFF_LOOP)})
+    context = setup.opened([], ReceiveCycle(messages.get), layer)
+    await context.read((), is_binary=True)
+    assert len(setup.batcher.arrived) == 1
+    with pytest.raises(Asked):
+        await context.ask(CheckedRequest(Call(torch.zeros(1, 1, 1)), NOTHING, Layout("ld"), TensorForm.BASE64))
 
 
 @with_setup

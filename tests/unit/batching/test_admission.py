@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from service.batching.job import NOTHING
 from service.errors import (
     DeadlineExceeded,
     Draining,
@@ -238,13 +239,51 @@ async def test_one_overloaded_lane_refuses_no_job_of_another_lane(room: Room):
     overload.clients += [room.send(object()) for _ in range(20)]
     await turns()
     with pytest.raises(QueueFull):
-        room.batcher.check_lane("a")
-    room.batcher.check_lane("b")
+        room.batcher.check_lane("a", NOTHING)
+    room.batcher.check_lane("b", NOTHING)
     light = await room.send_waiting("light", lane="b")
     await overload.go_on(3)
     assert error_of(light[0]) is None, "it waits for its share, not for those before it"
     room.engine.open()
     await turns(200)
+
+
+async def keep_up(room: Room, ticks: int) -> None:
+    """Four jobs a batch, a batch every 20 ms: none is left when the next one arrives."""
+    for _ in range(ticks):
+        clients = [room.send(object(), cost=cost_of(flops=10)) for _ in range(4)]
+        await turns()
+        room.clock.advance(0.02)
+        room.engine.release()
+        await turns()
+        assert [result_of(client) for client in clients]
+
+
+@in_room(capacity=1000, max_requests=4, standing_wait_s=0.1)
+async def test_bodies_that_wait_to_be_parsed_are_work_of_their_lane(room: Room):
+    arrivals = [room.batcher.note_arrival("a", cost_of(flops=10)) for _ in range(100)]
+    await keep_up(room, 10)
+    assert room.batcher.is_congested
+    with pytest.raises(QueueFull, match="arrived faster"):
+        room.batcher.check_lane("a", NOTHING)
+    room.batcher.check_lane("b", NOTHING)
+    for end in arrivals:
+        end()
+    room.batcher.check_lane("a", NOTHING)
+    room.clock.advance(1.0)  # longer than CALM_S
+    await keep_up(room, 1)
+    assert not room.batcher.is_congested
+
+
+@in_room(capacity=1000, max_requests=4, standing_wait_s=0.1)
+async def test_bodies_of_one_caller_that_wait_to_be_parsed_refuse_no_other_caller(room: Room):
+    arrivals = [room.batcher.note_arrival("a", cost_of(flops=10), "busy") for _ in range(100)]
+    await keep_up(room, 10)
+    with pytest.raises(QueueFull):
+        room.batcher.check_lane("a", NOTHING, "busy")
+    room.batcher.check_lane("a", NOTHING, "calm")
+    for end in arrivals:
+        end()
 
 
 @in_room(capacity=2, max_requests=1)
