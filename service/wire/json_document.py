@@ -37,7 +37,7 @@ _FEW_MEMBERS = 64
 _SHORT = 64
 # So do flat lists of integers, up to as many as a request may have sequences, where float64 would round one or the second parser
 # reads them: they may be offsets.
-_MAX_EXACT = 2**16
+_MAX_OFFSETS = 2**16
 _ROUNDED_FROM = 2**53
 # A longer string is not copied: base64 of 16 MiB would take 16 and 13 ms to copy in simdjson and in Python, in new memory.
 _LONG_STRING = 2**16
@@ -405,7 +405,7 @@ class _Reader:
         self.num_lists += num_lists
         self.num_numbers += num_values
         self._num_slow += num_values
-        if num_lists == 1 and len(whole) <= (_MAX_EXACT if kinds == {int} else _SHORT):
+        if num_lists == 1 and len(whole) <= (_MAX_OFFSETS if kinds == {int} else _SHORT):
             return whole  # type: ignore[return-value]  # scalars of JSON
         return nested_numbers(whole) if self.num_numbers <= self._max_numbers else []
 
@@ -416,7 +416,7 @@ class _Reader:
 
 def _numbers_of(array: simdjson.Array, shape: tuple[int, ...], *, is_whole: bool) -> NumberList | None:
     """Return the numbers of a regular array, None if it has others or stays a list; `is_whole`: the first is an integer."""
-    may_stay = is_whole and len(shape) == 1 and shape[0] <= _MAX_EXACT
+    may_stay = is_whole and len(shape) == 1 and shape[0] <= _MAX_OFFSETS
     kinds: list[tuple[Literal["i", "d"], type[np.generic]]] = [("i", np.int64), ("d", np.float64)]
     for kind, dtype in kinds if is_whole else kinds[1:]:
         # An element that is no number, or no int64 where the kind is "i", raises.
