@@ -233,7 +233,7 @@ class Queue:
         return not (self.lanes.num_jobs or self._arrived)
 
     def flops(self, lane: Hashable) -> int:
-        """Return the work of the lane's jobs and of the requests that have arrived and become its jobs."""
+        """Return the work of the lane's jobs and of the requests that have arrived and will become jobs."""
         return self.lanes.jobs(lane).flops + sum(self._arrived.get(lane, {}).values())
 
     def fair_share(self, lane: Hashable, caller: Hashable) -> int:

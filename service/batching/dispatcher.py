@@ -78,7 +78,8 @@ class Dispatcher(Generic[P, R]):
         """Run batches until cancelled; raise EngineDown if the engine is down."""
         while True:
             await self._gather()
-            await self._execute()
+            async with self.runner.turn():
+                await self._execute()
             # Under overload a loop tick takes longer than a full batch, so several full batches run in one tick.
             full = self._full_batch(self.queue.lanes.next_jobs)
             if not (full and self.runner.is_inline(full)):
@@ -132,18 +133,17 @@ class Dispatcher(Generic[P, R]):
 
     async def _execute(self) -> None:
         """Take a batch, fail its jobs whose deadline has passed although their timers have not fired yet, and run the others."""
-        async with self.runner.turn():
-            lanes = self.queue.lanes
-            batch, now = lanes.take(self.batch_limits, self._max_flops(lanes.next_jobs)), self.clock.now()
-            if batch:
-                lane, flops = batch[0].lane, sum([job.cost.flops for job in batch])
-                self.queue.congestion.dispatched(lane, flops, self.queue.flops(lane), self.queue.speed.rate, now)
-            for job in batch:
-                if job.deadline <= now:
-                    job.expire()
-            self.running = [job for job in batch if not job.is_settled]
-            del batch
-            self.report()
-            await self.runner.run(self.running)
-            self.running = []
-            self._changed.set()
+        lanes = self.queue.lanes
+        batch, now = lanes.take(self.batch_limits, self._max_flops(lanes.next_jobs)), self.clock.now()
+        if batch:
+            lane, flops = batch[0].lane, sum([job.cost.flops for job in batch])
+            self.queue.congestion.dispatched(lane, flops, self.queue.flops(lane), self.queue.speed.rate, now)
+        for job in batch:
+            if job.deadline <= now:
+                job.expire()
+        self.running = [job for job in batch if not job.is_settled]
+        del batch
+        self.report()
+        await self.runner.run(self.running)
+        self.running = []
+        self._changed.set()
