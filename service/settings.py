@@ -123,7 +123,7 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(16 * MIB, ge=1024, le=1024 * MIB)
     """request body, before and after decompression (bytes)"""
     decode_off_loop_bytes: Positive = MIB
-    """bodies of at least this size are parsed and checked off the event loop, in one thread (bytes)"""
+    """bodies of at least this size, and JSON of at least a quarter of it, are parsed off the event loop, in one thread (bytes)"""
     max_text_numbers: Positive = 2**18
     """numbers written as text in a request; the other limits on text grow with it (see *Fixed limits*). At the default no text
     holds the event loop for more than 20 ms, and with twice the value it may take twice as long; tensors in base64 and

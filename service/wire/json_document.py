@@ -26,6 +26,7 @@ from service.errors import BadJson, CostLimit, DuplicateKey, InvalidInput, JsonT
 from service.wire.number_list import NumberList, at, nested_numbers
 
 Json: TypeAlias = Union[bool, int, float, str, "LongText", "list[Json]", "dict[str, Json]", NumberList, None]
+Text: TypeAlias = npt.NDArray[np.uint8]
 
 MAX_TEXT_NUMBERS = 2**18
 """The default of ATTENTION_MAX_TEXT_NUMBERS. Numbers in rows take 35 ns each; one body may take 20 ms of the event loop."""
@@ -43,7 +44,8 @@ _ROUNDED_FROM = 2**53
 _LONG_STRING = 2**16
 # Python's parser takes 20 times as long as simdjson: it reads bodies of at most one byte for two numbers that are allowed.
 _LEAST_SECOND_BYTES = 2**16
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+# One that does not end is at the end of the bytes that are searched.
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"?', re.DOTALL)
 # Where a body begins to nest too deep, if it does: 4 KiB are many times the deepest limit.
 _FIRST_BYTES = 2**12
 # A body of at most this size is not counted: the slowest one, `{"a":{},…`, takes 6 ms.
@@ -57,6 +59,8 @@ _MARKS = (
 )
 # Text of fewer bytes has too few numbers of 19 digits, which take 180 ns each.
 _FEW_DIGITS_BYTES = 5 * 2**18
+# A string costs 1 µs, where the mask of all bytes costs 0.4 ns a byte.
+_FEW_QUOTES = 64
 _BLOCK = 2**20
 _NO_QUOTES = np.empty(0, np.intp)
 
@@ -128,10 +132,8 @@ def _check_text(body: bytes | bytearray, max_numbers: int) -> tuple[int, npt.NDA
         # Not by `in`, which takes 15 ms for two bytes in 16 MiB of base64.
         is_clear = not np.any((text[:-1] == ord("\\")) & (text[1:] == ord('"')))
     # With a quotation mark in a string, what is outside of strings is not clear, so everything counts.
-    marks, most = quotes.tolist(), max(2**20, 24 * max_numbers)
-    spans = list(zip([0, *marks[1::2]], [*marks[::2], len(body)], strict=False)) if is_clear else [(0, len(body))]
-    _check(sum([end - start for start, end in spans]), "bytes outside strings", most, max_numbers)
-    outside = b"".join([body[start:end] for start, end in spans])
+    outside = _outside_strings(body, quotes) if is_clear else _bytes_of(body)
+    _check(len(outside), "bytes outside strings", max(2**20, 24 * max_numbers), max_numbers)
     found = {}
     for what, mark, numbers, least in _MARKS:
         found[what] = _count(outside, mark)
@@ -174,27 +176,37 @@ def _check_first_depth(body: bytes | bytearray, max_depth: int) -> None:
         raise JsonTooDeep(f"the body is nested deeper than {max_depth} levels")
 
 
-def _bytes_of(body: bytes | bytearray) -> npt.NDArray[np.uint8]:
+def _bytes_of(body: bytes | bytearray) -> Text:
     return np.frombuffer(body, np.uint8)
 
 
-def _count(body: bytes | bytearray, mark: str) -> int:
+def _outside_strings(body: bytes | bytearray, quotes: npt.NDArray[np.intp]) -> Text:
+    """Return the bytes of `body` that are in no string, given where its quotation marks are; each string leaves one of two."""
+    text = _bytes_of(body)
+    if len(quotes) <= _FEW_QUOTES:
+        return np.concatenate(np.split(text, quotes)[::2])
+    spans = np.diff(quotes, prepend=0, append=len(text))
+    outside: Text = text[np.repeat(np.arange(len(spans)) % 2 == 0, spans)]
+    return outside
+
+
+def _count(text: Text, mark: str) -> int:
     """Like `bytes.count`, but in a third of the time if there are many."""
-    return int(np.count_nonzero(_bytes_of(body) == ord(mark)))
+    return int(np.count_nonzero(text == ord(mark)))
 
 
-def _count_long_digits(body: bytes | bytearray) -> int:
+def _count_long_digits(text: Text) -> int:
     """Return how many digits from 1 to 9 begin 19 digits or dots, which is about how many follow the 18th of a number.
 
     simdjson takes five times as long for a number of 19 digits as for others, whose shortest form has at most 17.
     """
     found = 0
-    for start in range(0, len(body), _BLOCK):  # blocks, so that the arrays stay small
-        text = _bytes_of(body)[start : start + _BLOCK]
-        begins = (text - ord("0") < 10) | (text == ord("."))  # noqa: PLR2004
+    for start in range(0, len(text), _BLOCK):  # blocks, so that the arrays stay small
+        block = text[start : start + _BLOCK]
+        begins = (block - ord("0") < 10) | (block == ord("."))  # noqa: PLR2004
         for step in (1, 2, 4, 8, 2, 1):  # 2, 4, 8, 16, 18, 19 in a row
             begins = begins[:-step] & begins[step:]
-        found += int(np.count_nonzero(begins & (text[: len(begins)] - ord("1") < 9)))  # noqa: PLR2004
+        found += int(np.count_nonzero(begins & (block[: len(begins)] - ord("1") < 9)))  # noqa: PLR2004
     return found
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -23,6 +24,7 @@ NO_VALUES = np.empty(0)
 _OVERFLOW = 2**1024 - 2**970  # the least integer that rounds to no float64
 OTHER_SHAPE = "a list or a number of another shape"
 
+_MINUS_INF: dict[object, object] = {"-inf": -math.inf}
 _KINDS = {int, float, bool, str}
 _NAMES: dict[type, str] = {type(None): "null", dict: "an object", str: "a string"}
 
@@ -87,15 +89,14 @@ def _irregular(position: int, shape: Sequence[int]) -> NumberList:
 
 def _floats(items: Sequence[object], *, has_strings: bool) -> Float64s | None:
     """Return float64 values; None if an item is a string other than "-inf" or is beyond float64."""
-    minus_inf: dict[object, object] = {"-inf": -math.inf}
-    numbers: Sequence[Any] = list(map(minus_inf.get, items, items)) if has_strings else items
-    if has_strings and str in set(map(type, numbers)):  # NumPy would parse it as a number
+    num_minus_inf = items.count("-inf") if has_strings else 0
+    if has_strings and operator.countOf(map(type, items), str) != num_minus_inf:  # NumPy would parse it as a number
         return None
+    numbers: Iterable[Any] = map(_MINUS_INF.get, items, items) if has_strings else items
     try:
-        values = np.array(numbers, dtype=np.float64)
+        values = np.fromiter(numbers, np.float64, len(items))
     except OverflowError:
         return None
-    num_minus_inf = items.count("-inf") if has_strings else 0
     return values if np.count_nonzero(~np.isfinite(values)) == num_minus_inf else None
 
 

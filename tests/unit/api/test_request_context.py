@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
 import gzip
@@ -86,13 +87,15 @@ class Setup:
         start_record(scope, self.clock.now())
         return RequestContext(self.shared, scope | {CYCLE: cycle}, unread, lambda *_: layer)
 
-    async def context(self, num_bytes: int, **headers: str) -> tuple[RequestContext, asyncio.Queue[dict[str, Any]]]:
+    async def context(
+        self, num_bytes: int, *, is_binary: bool = True, **headers: str
+    ) -> tuple[RequestContext, asyncio.Queue[dict[str, Any]]]:
         """Return a context whose body has been read, and the messages of its connection."""
         messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         messages.put_nowait({"type": "http.request", "body": b"x" * num_bytes})
         named = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
         found = self.opened(named, ReceiveCycle(messages.get))
-        await found.read((b"gzip",), is_binary=True)
+        await found.read((b"gzip",), is_binary=is_binary)
         return found, messages
 
     async def announced(self, num_bytes: int) -> None:
@@ -133,6 +136,20 @@ async def test_a_body_is_parsed_and_checked_off_the_loop_from_a_size_on(setup: S
     context, _ = await setup.context(num_bytes)
     found: Any = await context.run(where)
     assert found.thread.startswith(thread)
+
+
+@pytest.mark.parametrize(("num_bytes", "is_off_loop"), [(OFF_LOOP // 4 - 1, False), (OFF_LOOP // 4, True)])
+@with_setup
+async def test_text_is_parsed_off_the_loop_from_a_quarter_of_that_size_on(setup: Setup, num_bytes, is_off_loop):
+    """It takes longer than a binary body."""
+    context, _ = await setup.context(num_bytes, x_request_timeout_ms="2")
+    held = Held(setup)
+    holding = asyncio.ensure_future(held.work())
+    await asyncio.to_thread(held.runs.wait)
+    with pytest.raises(DeadlineExceeded) if is_off_loop else contextlib.nullcontext():
+        assert await context.parsed(bytearray(b"{}".ljust(num_bytes))) == {}
+    held.may_go_on.set()
+    await holding
 
 
 @with_setup
@@ -361,6 +378,11 @@ async def test_the_lane_counts_a_large_body_from_its_arrival_to_the_end_of_its_r
     with (await setup.context(OFF_LOOP * 2))[0]:
         assert setup.batcher.arrived == [(0, 50, 4000)]
     assert setup.batcher.arrived == []
+    setup.shared.note_cost((LAYER.name, False), NOTHING._replace(tokens=1, flops=80), 5)
+    with (await setup.context(OFF_LOOP // 4 - 1, is_binary=False))[0]:
+        assert setup.batcher.arrived == []
+    with (await setup.context(OFF_LOOP // 4, is_binary=False))[0]:
+        assert setup.batcher.arrived == [(0, 5, 400)]
 
 
 @with_setup

@@ -537,6 +537,9 @@ FAST = {
     "a causal bias of 256 x 256": listed(
         [x if i % 256 <= i // 256 else '"-inf"' for i, x in enumerate(FLOATS[: 2**16])], 256
     ),
+    "a bias of as many minus infinities as there may be": listed(
+        ["0.5" if i % 3 == 2 else '"-inf"' for i in range(2**16 - 256)], 256
+    ),
     "base64 of 16 MiB": '"' + "QUJD" * (4 * 2**20 - 10) + '"',
     "base64 with the escaped slashes of PHP": '"' + ("QUJDREVG" * 7 + "\\/") * 200_000 + '"',
     "brackets in a string": '[{"id":"[[["},' + listed(FLOATS) + "]",
@@ -578,6 +581,13 @@ class TestTextLimits:
                 parsed(body)
             took.append(time.process_time() - start)
         assert min(took) < LONGEST_STEP_S * (2 if len(body) >= 2**20 else 1)
+
+    @pytest.mark.parametrize("num_strings", [10, 30, 100, 10_000])
+    def test_what_stands_in_strings_does_not_count(self, num_strings):
+        strings = [f"[{{:,{i % 7}" * (100_000 // num_strings) for i in range(num_strings)]
+        assert parsed(json.dumps({"id": strings}).encode())
+        too_many = refused(json.dumps({"id": strings, "query": [[[]]] * 9000}).encode())
+        assert "the body has 18,002 lists, expected at most 16,384" in too_many.message
 
     def test_the_limit_of_numbers_is_inclusive(self):
         assert len(numbers(body_of("[" + "0," * (MOST - 1) + "0]")).values) == MOST
