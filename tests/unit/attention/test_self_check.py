@@ -129,14 +129,15 @@ def test_every_size_of_a_product_is_checked(monkeypatch, key_width):
 @pytest.mark.parametrize("spec", [make_spec(24, 3), make_spec(24, 3, key_width=10)], ids=["equal", "unequal"])
 def test_a_step_is_one_pass(monkeypatch, spec):
     """Batches wait for it, and a pass of 1,024 rows through a layer 4,096 wide takes a second."""
-    run_pass, rows = Layer._run_pass, []
+    layer, rows = make_layer(spec), []
+    run_pass = layer._run_pass
 
-    def noting(self, calls, sort_keys):
+    def noting(calls, sort_keys):
         rows.append(sum(call.query.shape[1] for call in calls))
-        return run_pass(self, calls, sort_keys)
+        return run_pass(calls, sort_keys)
 
-    monkeypatch.setattr(Layer, "_run_pass", noting)
-    num_passes = [len(rows) for _ in checks(make_layer(spec))]
+    monkeypatch.setattr(layer, "_run_pass", noting)
+    num_passes = [len(rows) for _ in checks(layer)]
     assert num_passes == list(range(1, len(num_passes) + 1))
     assert MAX_ROWS * 3 // 4 < max(rows) <= MAX_ROWS
 
