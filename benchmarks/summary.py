@@ -12,6 +12,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from benchmarks.results import Part
+
 Samples = Sequence[Mapping[str, Any]]
 # These tell samples of one part apart; everything else in a sample is a figure.
 KEYS = ("subject", "workload", "point")
@@ -108,5 +110,5 @@ TARGETS = (
 )
 
 
-def judged(parts: Mapping[str, Samples]) -> list[dict[str, Any]]:
-    return [target.judge(parts.get(target.part, ())) for target in TARGETS]
+def judged(parts: Mapping[str, Part]) -> list[dict[str, Any]]:
+    return [target.judge(parts[target.part].samples if target.part in parts else ()) for target in TARGETS]
