@@ -50,7 +50,7 @@ class Group(NamedTuple):
 # The table has many and short rounds, so that what is compared is seconds apart.
 GROUPS = (
     Group(("w1", "w2", "w3", "w2json", "w1c1", "w2c1"), comparison.measure, rounds=20, seconds=2),
-    Group(("bfloat16", "attention"), comparison.measure, rounds=20, seconds=2),
+    Group(("bfloat16", "w2bfloat16", "attention"), comparison.measure, rounds=20, seconds=2),
     Group(("memory",), comparison.measure_memory),
     *(Group((name,), measure) for name, measure in SWEEPS.items()),
 )

@@ -22,6 +22,7 @@ HEADLINE = {
     "w1c1": "W1, one caller",
     "w2c1": "W2, one caller",
     "bfloat16": "W1 in bfloat16, 32 callers",
+    "w2bfloat16": "W2 in bfloat16, 32 callers",
     "attention": "Attention without a layer beside a layer's for the same bytes, 16 tokens as query, key and value, 32 callers",
 }
 _OF_BOUND, _GROWTH = "of the bound", "cost over that of half the length"
