@@ -115,7 +115,7 @@ def _machines(parts: Mapping[str, Part]) -> str:
     lines = "\n".join(dict.fromkeys(f"- {_machine(part)}" for part in parts.values()))
     return (
         "Figures are medians over rounds (quartiles); ratios are formed within a round. `service again` is the same service, "
-        "started a second time: what it differs from `service` is noise. A line in bold above a table says that its code or "
+        "started a second time: its ratio to `service` shows the noise. A line in bold above a table says that its code or "
         f"processor is not that of the newest table, so the two may not be compared. Measured on:\n\n{lines}"
     )
 
