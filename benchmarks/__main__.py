@@ -1,7 +1,8 @@
 """python -m benchmarks [--only PART,…] [--peers NAME,…] [--rounds N] [--seconds S] [--quick] [--out FILE]: measure.
 
 Invariants: parts are measured one after another, and subjects of a part alternate within each round; every round is saved before
-the next begins. A quick run only shows that the benchmark works: it has a file of its own and makes no claim.
+the next begins. Rounds of the same code on the same machine are added to those in the file. A quick run only shows that the
+benchmark works: it has a file of its own and makes no claim.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any, NamedTuple
 
 from benchmarks import comparison
 from benchmarks.bench import FAILURES, WARM_S, Bench
-from benchmarks.results import LATEST, Part, Sample, load, save
+from benchmarks.results import LATEST, Part, Sample, load, pooled, save
 from benchmarks.subjects import PEERS, ROOT, SERVICE, Subject
 from benchmarks.sweeps import SWEEPS
 from benchmarks.tables import performance
@@ -32,6 +33,8 @@ from service.settings import usable_cores
 # Above this load average other programs were running when the measurement began.
 QUIET_LOAD = 0.5
 _PACKAGES = ("torch", "numpy", "uvicorn", "starlette", "fastapi", "safetensors")
+# Instruction sets that decide how fast torch multiplies, as Linux names them.
+_ISA = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16")
 QUICK = {"only": "w1,w2,w3,w2json,w2c1", "rounds": 1, "seconds": 1, "out": LATEST.with_name("quick.json")}
 
 
@@ -47,7 +50,7 @@ class Group(NamedTuple):
 # The table has many and short rounds, so that what is compared is seconds apart.
 GROUPS = (
     Group(("w1", "w2", "w3", "w2json", "w1c1", "w2c1"), comparison.measure, rounds=20, seconds=2),
-    Group(("bfloat16", "attention"), comparison.measure, rounds=20, seconds=2),
+    Group(("bfloat16", "w2bfloat16", "attention"), comparison.measure, rounds=20, seconds=2),
     Group(("memory",), comparison.measure_memory),
     *(Group((name,), measure) for name, measure in SWEEPS.items()),
 )
@@ -90,7 +93,7 @@ def run(bench: Bench, group: Group, parts: dict[str, Part], rounds: int, path: P
                 failed = {"round": number, "subject": SERVICE, "workload": "", "failed": f"{failure!r}"[:300]}
                 part.samples.append(failed)
                 print(failed, file=sys.stderr)
-        save(path, others | parts)
+        save(path, others | {name: pooled(others.get(name), part) for name, part in parts.items()})
 
 
 def _part(name: str, bench: Bench, about: dict[str, Any]) -> Part:
@@ -100,10 +103,12 @@ def _part(name: str, bench: Bench, about: dict[str, Any]) -> Part:
 
 
 def _machine() -> dict[str, Any]:
-    """Return CPU, cores, memory, system, versions, and the load average before the measurement."""
-    cpus = [line for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if "model name" in line]
+    """Return CPU, instruction sets, cores, memory, system, versions, and the load average before the measurement."""
+    lines = (line.partition(":") for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines())
+    about = {name.strip(): value.strip() for name, _, value in lines}
     return {
-        "cpu": cpus[0].split(":", 1)[1].strip() if cpus else platform.machine(),
+        "cpu": about.get("model name", platform.machine()),
+        "isa": " ".join(name for name in _ISA if name in about.get("flags", "").split()),
         "cores": usable_cores(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
         "system": f"{platform.system()} {platform.release()}",
@@ -115,10 +120,10 @@ def _machine() -> dict[str, Any]:
 
 
 def _commit() -> str:
-    """Return the short commit, with a + if what is measured differs from it."""
-    git = ("git", "-C", str(ROOT))
-    changed = _first_line(*git, "status", "--porcelain", "--", "service", "benchmarks", ":!benchmarks/results")
-    return (_first_line(*git, "rev-parse", "--short", "HEAD") or "unknown") + ("+" if changed else "")
+    """Return the last commit that changed what is measured, with a + if the files differ from it."""
+    git, code = ("git", "-C", str(ROOT)), ("--", "service", "benchmarks", ":!benchmarks/results")
+    changed = _first_line(*git, "status", "--porcelain", *code)
+    return (_first_line(*git, "log", "-1", "--format=%h", *code) or "unknown") + ("+" if changed else "")
 
 
 def _package_version(subject: Subject) -> str | None:

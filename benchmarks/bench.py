@@ -28,7 +28,7 @@ from benchmarks.load_generators import closed_loop
 from benchmarks.packed import HEADS, PackedLayer
 from benchmarks.results import Sample
 from benchmarks.server import Server
-from benchmarks.subjects import LAYER, PEERS, Subject, SubjectFailed, echo, service
+from benchmarks.subjects import LAYER, PEERS, Subject, SubjectFailed, again, echo, service
 from benchmarks.wires import write_requests
 from benchmarks.workloads import TOLERANCE, Workload, correct_answers, flat
 from examples.make_demo_layer import demo_tensors
@@ -110,7 +110,7 @@ class Bench(contextlib.AbstractContextManager["Bench"]):
             self.close()
 
     def subjects(self) -> list[Subject]:
-        return [service(), echo(), *self.peers]
+        return [service(), again(), echo(), *self.peers]
 
     def start(self, subject: Subject, form: str = "binary") -> Server:
         paths = {"layers": str(self._layers), "source": str(self._source)}

@@ -46,6 +46,7 @@ CELLS = {
     "w1c1": Cell(W1, 1, 1),
     "w2c1": Cell(W2, 1, 1),
     "bfloat16": Cell(W1, CONCURRENCY, None, {SERVICE: (service(), W1), BFLOAT16.name: (BFLOAT16, W1)}),
+    "w2bfloat16": Cell(W2, CONCURRENCY, None, {SERVICE: (service(), W2), BFLOAT16.name: (BFLOAT16, W2)}),
     "attention": Cell(W2_SDPA, CONCURRENCY, None, {SERVICE: (service(), W2_SDPA), "attend": (service(), W2_THREE)}),
 }
 

@@ -1,6 +1,7 @@
 """python -m benchmarks.plots: draw `docs/plots` from the results, in the environment with matplotlib (`make report`).
 
-Invariants: the same figures give the same bytes; a picture carries the digest of its figures, so a test finds an outdated one.
+Invariants: the same figures give the same bytes; a picture names its processor and code, and whether they are not those of the
+newest table; it carries the digest of what it shows, so a test finds an outdated one.
 Only `main` needs matplotlib.
 """
 
@@ -12,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.results import LATEST, Part, load
+from benchmarks.results import LATEST, Part, difference, load
 from benchmarks.summary import rows
 
 DIRECTORY = Path(__file__).parents[1] / "docs" / "plots"
@@ -77,8 +78,13 @@ def drawn(parts: Mapping[str, Part], name: str) -> Rows:
     return [{key: row[key] for key in wanted} for row in found if all(key in row for key in wanted)]
 
 
-def digest(found: Rows) -> str:
-    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:16]
+def heading(parts: Mapping[str, Part], name: str) -> str:
+    """Return what stands above one plot: whether it may not be compared with the newest table, then processor, code and day."""
+    return " · ".join(filter(None, [difference(parts[name], parts).upper(), parts[name].origin]))
+
+
+def digest(found: Rows, above: str) -> str:
+    return hashlib.sha256(json.dumps([above, found], sort_keys=True).encode()).hexdigest()[:16]
 
 
 def main() -> None:
@@ -90,12 +96,16 @@ def main() -> None:
     mpl.rcParams.update(style)
     parts = load(LATEST)
     for name, plot in PLOTS.items():
-        found = drawn(parts, name)
+        if not (found := drawn(parts, name)):
+            (DIRECTORY / plot.file).unlink(missing_ok=True)
+            continue
+        above = heading(parts, name)
         figure, panels = plt.subplots(1, len(COLOURS), figsize=(9, 3.2), layout="constrained")
         for axes, (work, colour) in zip(panels, COLOURS.items(), strict=True):
             axes.set(title=TITLES[work])
             plot.draw([row for row in found if row["workload"] == work], axes, colour)
-        source = f"figures {digest(found)}"
+        figure.suptitle(above, fontsize="medium", color="tab:red" if difference(parts[name], parts) else "black")
+        source = f"figures {digest(found, above)}"
         figure.savefig(DIRECTORY / plot.file, metadata={"Date": None, "Creator": None, "Source": source})
         print(plot.file)
 

@@ -1,17 +1,19 @@
 """python -m benchmarks.report: write the generated sections of `docs/performance.md` and README.md from the results alone.
 
-Invariants: only what stands between the markers is replaced; a claim of the README names its machine and its date; a missed or
-unmeasured target is named as such.
+Invariants: only what stands between the markers is replaced; a claim of the README names its processor and its date, and a row of
+older code or another processor says so; a missed or unmeasured target is named as such.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks.results import LATEST, Part, load
+from benchmarks.results import LATEST, Part, load, newest
+from benchmarks.subjects import AGAIN, BOUND, ECHO, SERVICE
 from benchmarks.summary import judged, ratio, rows
-from benchmarks.tables import number, performance, table, with_range
+from benchmarks.tables import mark, number, performance, table, with_range
 
 ROOT = Path(__file__).parents[1]
 _SHOWN = {
@@ -26,43 +28,51 @@ _SHOWN = {
 def claims(parts: Mapping[str, Part]) -> str:
     """Return the README's section as Markdown."""
     shown = [parts[name] for name in _SHOWN if name in parts]
-    heads = ["request", "requests/s", "p50, p99 ms", "of the bound", "times the requests/s of"]
-    return "\n\n".join([_about(shown), table(heads, [_line(part) for part in shown]), _verdicts(parts)])
+    heads = ["request", "requests/s", "p50, p99 ms", "of the bound", "times the requests/s of", "itself, started again"]
+    return "\n\n".join(
+        [_about(shown, newest(parts)), table(heads, [_line(part, parts) for part in shown]), _verdicts(parts)]
+    )
 
 
-def _about(parts: list[Part]) -> str:
-    days = sorted({part.measured_at[:10] for part in parts})
+def _about(parts: list[Part], last: Part) -> str:
+    days = sorted({day for part in parts for day in re.findall(r"\d{4}-\d\d-\d\d", part.measured_at)})
     when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
     # Parts with other rounds than the first are named.
     first, *rest = ((_SHOWN[part.name], f"{part.rounds} of {part.settings['seconds']:g} s") for part in parts)
     rounds = "; ".join([first[1], *(f"{name}: {length}" for name, length in rest if length != first[1])])
     return (
-        f"Measured {when} on {parts[0].machine['cpu']}, {parts[0].machine['cores']} cores, which the load generator shares: "
+        f"Measured {when} on {last.processor}, which the load generator shares: "
         "`serve` with default settings, one layer, 512 wide, 8 heads, 32 callers where nothing else is said, medians over "
         f"rounds ({rounds}). The bound is the same work in plain torch in one process, without a server:"
     )
 
 
-def _line(part: Part) -> list[str]:
-    row = next(row for row in rows(part.samples) if row["subject"] == "service")
-    over = ratio(part.samples, "tok_s", "service", "bound")
-    peers = sorted({sample["subject"] for sample in part.samples} - {"service", "bound", "echo"})
-    ratios = {name: ratio(part.samples, "rps", "service", name) for name in peers}
+def _line(part: Part, parts: Mapping[str, Part]) -> list[str]:
+    row = next(row for row in rows(part.samples) if row["subject"] == SERVICE)
+    over = ratio(part.samples, "tok_s", SERVICE, BOUND)
+    peers = sorted({sample["subject"] for sample in part.samples} - {SERVICE, AGAIN, BOUND, ECHO})
+    ratios = {name: ratio(part.samples, "rps", SERVICE, name) for name in peers}
+    itself = ratio(part.samples, "rps", AGAIN, SERVICE)
     return [
-        _SHOWN[part.name],
+        _SHOWN[part.name] + mark(part.name, parts),
         number(row["rps"][0]) if "rps" in row else "failed",
         ", ".join(number(row[name][0]) for name in ("p50_ms", "p99_ms") if name in row),
         f"{over[0]:.2f}" if over and part.name != "w2c1" else "",
         ", ".join(f"{name} {number(found[0])}" for name, found in ratios.items() if found),
+        with_range(itself) or "not measured",
     ]
 
 
 def _verdicts(parts: Mapping[str, Part]) -> str:
-    found = judged({name: part.samples for name, part in parts.items()})
+    found = judged(parts)
     verdicts = [target["is_met"] for target in found]
     absent = f", {verdicts.count(None)} not measured" if None in verdicts else ""
     lines = [f"Of {len(found)} targets {verdicts.count(True)} are met{absent}."]
-    missed = [f"{x['what']} {x['target']}: {with_range(x['measured'])}" for x in found if x["is_met"] is False]
+    missed = [
+        f"{x['what']} {x['target']}: {with_range(x['measured'])}{mark(x['part'], parts)}"
+        for x in found
+        if x["is_met"] is False
+    ]
     lines += [f"Missed: {'; '.join(missed)}."] if missed else []
     return "\n".join([*lines, "All figures: [`docs/performance.md`](docs/performance.md)."])
 

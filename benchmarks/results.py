@@ -1,7 +1,7 @@
 """Results: the file of what was measured, part by part, as raw samples.
 
-Invariants: a part is replaced as a whole, so one file may hold parts of several days; each part names its own date, commit and
-machine.
+Invariants: a part has one code, machine, settings and subjects; more rounds of the same are added, anything else replaces it. So
+one file may hold parts of several days, processors and commits; each names its own, and `difference` tells them apart.
 """
 
 from __future__ import annotations
@@ -32,6 +32,49 @@ class Part:
     @property
     def rounds(self) -> int:
         return len({sample["round"] for sample in self.samples})
+
+    @property
+    def processor(self) -> str:
+        """Return the model name, the instruction sets (which older results lack) and the cores."""
+        sets = self.machine.get("isa")
+        return f"{self.machine['cpu']}{f' ({sets})' if sets else ''}, {self.machine['cores']} cores"
+
+    @property
+    def origin(self) -> str:
+        """Return processor, code and day, which every table and picture names."""
+        return f"{self.processor}, code {self.commit}, {self.measured_at[:10]}"
+
+
+def newest(parts: Mapping[str, Part]) -> Part:
+    return max(parts.values(), key=lambda part: part.measured_at)
+
+
+def difference(part: Part, parts: Mapping[str, Part]) -> str:
+    """Return why the part may not be compared with the newest one: "older code", "another processor", both, or nothing."""
+    last = newest(parts)
+    ours, theirs = part.machine, last.machine
+    is_same = all(ours.get(key, theirs.get(key)) == theirs.get(key) for key in ("cpu", "isa", "cores"))
+    found = {"older code": part.commit != last.commit, "another processor": not is_same}
+    return ", ".join(text for text, applies in found.items() if applies)
+
+
+def pooled(earlier: Part | None, new: Part) -> Part:
+    """Return the new part, behind the rounds of the earlier one if both measured the same. Its newest time is the first."""
+    if earlier is None or _measured(earlier) != _measured(new) or new.commit.endswith("+"):
+        return new
+    first = 1 + max((x["round"] for x in earlier.samples), default=-1)
+    added = [sample | {"round": first + sample["round"]} for sample in new.samples]
+    load_before = max(part.machine["load_before"] for part in (earlier, new))
+    return dataclasses.replace(
+        new,
+        measured_at=f"{new.measured_at}, {earlier.measured_at}",
+        machine=new.machine | {"load_before": load_before},
+        samples=[*earlier.samples, *added],
+    )
+
+
+def _measured(part: Part) -> tuple[object, ...]:
+    return part.commit, part.machine | {"load_before": None}, part.settings, part.subjects
 
 
 def load(path: Path) -> dict[str, Part]:

@@ -18,7 +18,7 @@ from service.settings import usable_cores
 
 ROOT = Path(__file__).parents[1]
 LAYER = "bench"
-BOUND, SERVICE, ECHO = "bound", "service", "echo"
+BOUND, SERVICE, AGAIN, ECHO = "bound", "service", "service again", "echo"
 
 
 class SubjectFailed(Exception):
@@ -56,6 +56,11 @@ def service(name: str = SERVICE, tolerance: float = TOLERANCE, **settings: objec
         _text(settings),
         tolerance=tolerance,
     )
+
+
+def again() -> Subject:
+    """Return this service once more: how far two equal subjects differ is the noise of a comparison."""
+    return dataclasses.replace(service(AGAIN), settings="the same code, started a second time")
 
 
 def _uvicorn(application: str, processes: int) -> tuple[str, ...]:

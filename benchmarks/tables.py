@@ -1,7 +1,7 @@
 """Tables: the section of `docs/performance.md` with all figures, written from the results alone.
 
-Invariants: functions are pure; a figure is a median with its quartiles; what was not measured is left out; each part names its
-time, commit and machine.
+Invariants: functions are pure; a figure is a median with its quartiles; what was not measured is left out; each table names its
+processor, code and day, and says so if they are not those of the newest table.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.plots import PLOTS
-from benchmarks.results import Part
+from benchmarks.results import Part, difference
 from benchmarks.summary import judged, ratio, rows
 
 Row = dict[str, Any]
@@ -22,10 +22,12 @@ HEADLINE = {
     "w1c1": "W1, one caller",
     "w2c1": "W2, one caller",
     "bfloat16": "W1 in bfloat16, 32 callers",
+    "w2bfloat16": "W2 in bfloat16, 32 callers",
     "attention": "Attention without a layer beside a layer's for the same bytes, 16 tokens as query, key and value, 32 callers",
 }
 _OF_BOUND, _GROWTH = "of the bound", "cost over that of half the length"
-_FIGURES = ("rps", "tok_s", _OF_BOUND, "p50_ms", "p99_ms", "server_cores")
+_OF_SERVICE = "of the service"
+_FIGURES = ("rps", _OF_SERVICE, "tok_s", _OF_BOUND, "p50_ms", "p99_ms", "server_cores")
 _MEMORY = ("processes", "rest_rss_mib", "rest_pss_mib", "peak_rss_mib", "peak_pss_mib", "largest_process_mib")
 _OFFERED = ("offered_rps", "rps", "p50_ms", "p99_ms", "refused", "late_p99_ms", "generator_cores")
 # Title, the name of a point, and the figures.
@@ -50,7 +52,7 @@ _HEADINGS = {
     "peak_pss_mib": "PSS at peak",
     "largest_process_mib": "largest process",
 }
-_WITH_RANGE = ("rps", _OF_BOUND)
+_WITH_RANGE = ("rps", _OF_SERVICE, _OF_BOUND)
 _FORMATS = {"callers": ".0f", "server_cores": ".2f", **dict.fromkeys(_MEMORY, ",.0f")}
 _VERDICTS = {True: "yes", False: "**no**", None: "not measured"}
 
@@ -58,9 +60,10 @@ _VERDICTS = {True: "yes", False: "**no**", None: "not measured"}
 def performance(parts: Mapping[str, Part]) -> str:
     """Return the whole section as Markdown."""
     blocks = [_machines(parts), _targets(parts)]
-    blocks += [_subjects(title, parts[name]) for name, title in HEADLINE.items() if name in parts]
-    blocks += [_memory(parts["memory"])] if "memory" in parts else []
-    blocks += [_sweep(parts[name]) for name in _SWEEPS if name in parts]
+    for names, section in ((HEADLINE, _subjects), (("memory",), _memory), (_SWEEPS, _sweep)):
+        for part in (parts[name] for name in names if name in parts):
+            title, *rest = section(part)
+            blocks += [f"### {title}", _origin(part, parts), *rest]
     return "\n\n".join([*blocks, _runs(parts)])
 
 
@@ -84,6 +87,18 @@ def with_range(spread: Sequence[float] | None) -> str:
     return median if lower == upper else f"{median} ({lower}–{upper})"
 
 
+def mark(name: str, parts: Mapping[str, Part]) -> str:
+    """Return what is added to a row whose part is not of the newest code or processor."""
+    found = difference(parts[name], parts) if name in parts else ""
+    return f" (**{found}**: {parts[name].origin})" if found else ""
+
+
+def _origin(part: Part, parts: Mapping[str, Part]) -> str:
+    """Return the line above a table: processor, code and day, in bold if not those of the newest table."""
+    found = difference(part, parts)
+    return f"**{found.capitalize()}: {part.origin}.**" if found else f"{part.origin}."
+
+
 def _cells(row: Row, figures: Sequence[str]) -> list[str]:
     return [_cell(figure, row[figure]) if figure in row else "" for figure in figures]
 
@@ -97,32 +112,43 @@ def _cell(figure: str, found: Any) -> str:
 
 
 def _machines(parts: Mapping[str, Part]) -> str:
-    lines = "\n".join(dict.fromkeys(f"- {_machine(part.machine)}" for part in parts.values()))
-    return f"Figures are medians over rounds (quartiles); ratios are formed within a round. Measured on:\n\n{lines}"
+    lines = "\n".join(dict.fromkeys(f"- {_machine(part)}" for part in parts.values()))
+    return (
+        "Figures are medians over rounds (quartiles); ratios are formed within a round. `service again` is the same service, "
+        "started a second time: its ratio to `service` shows the noise. A line in bold above a table says that its code or "
+        f"processor is not that of the newest table, so the two may not be compared. Measured on:\n\n{lines}"
+    )
 
 
-def _machine(about: Mapping[str, Any]) -> str:
+def _machine(part: Part) -> str:
+    about = part.machine
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
-    hardware = f"{about['cpu']}, {about['cores']} cores, {about['memory_gib']} GiB, {about['system']}"
-    return f"{hardware}, Python {about['python']}, {versions}, {about['wrk'].split(' [')[0]}"
+    system = f"{about['memory_gib']} GiB, {about['system']}, Python {about['python']}"
+    return f"{part.processor}, {system}, {versions}, {about['wrk'].split(' [')[0]}"
 
 
 def _targets(parts: Mapping[str, Part]) -> str:
-    found = judged({name: part.samples for name, part in parts.items()})
-    lines = [[x["what"], x["target"], with_range(x["measured"]), _VERDICTS[x["is_met"]]] for x in found]
-    return "### Targets\n\n" + table(["what", "target", "measured", "met"], lines)
+    found = judged(parts)
+    origins = dict.fromkeys(_origin(parts[x["part"]], parts) for x in found if x["part"] in parts)
+    lines = [
+        [x["what"] + mark(x["part"], parts), x["target"], with_range(x["measured"]), _VERDICTS[x["is_met"]]]
+        for x in found
+    ]
+    return "\n\n".join(["### Targets", " ".join(origins), table(["what", "target", "measured", "met"], lines)])
 
 
-def _subjects(title: str, part: Part) -> str:
-    """Return every subject on one workload."""
+def _subjects(part: Part) -> list[str]:
+    """Return title and table of every subject on one workload."""
     lines = []
     for row in rows(part.samples):
+        if row["subject"] != "service":
+            row[_OF_SERVICE] = ratio(part.samples, "rps", row["subject"], "service")
         # With one caller latency counts and not the use of all cores.
         if row["subject"] != "bound" and not part.name.endswith("c1"):
             row[_OF_BOUND] = ratio(part.samples, "tok_s", row["subject"], "bound")
         failed = f", {row['failed']} of {row['failed'] + row['rounds']} failed" if row["failed"] else ""
         lines.append([_named(part, row["subject"]) + failed, *_cells(row, _FIGURES)])
-    return f"### {title}\n\n" + table(["subject", *map(_heading, _FIGURES)], lines)
+    return [HEADLINE[part.name], table(["subject", *map(_heading, _FIGURES)], lines)]
 
 
 def _named(part: Part, subject: str) -> str:
@@ -135,20 +161,20 @@ def _heading(figure: str) -> str:
     return _HEADINGS.get(figure, figure.replace("_", " "))
 
 
-def _memory(part: Part) -> str:
+def _memory(part: Part) -> list[str]:
     lines = [[_named(part, row["subject"]), *_cells(row, _MEMORY)] for row in rows(part.samples)]
-    return "### Memory under W1, MiB, all processes added up\n\n" + table(["subject", *map(_heading, _MEMORY)], lines)
+    return ["Memory under W1, MiB, all processes added up", table(["subject", *map(_heading, _MEMORY)], lines)]
 
 
-def _sweep(part: Part) -> str:
+def _sweep(part: Part) -> list[str]:
     title, point, figures = _SWEEPS[part.name]
     found = [row for row in rows(part.samples) if row["subject"] == "service"]
     found.sort(key=lambda row: (row["workload"], row["point"] or 0))
     if part.name == "length":
         found = [row | _compared(part, row, found) for row in found]
     heads = ["work", point, *("answered/s" if (part.name, x) == ("offered", "rps") else _heading(x) for x in figures)]
-    picture = f"![{title}](plots/{PLOTS[part.name].file})\n\n" if part.name in PLOTS else ""
-    return f"### {title}\n\n{picture}" + table(heads, [[*_point(row), *_cells(row, figures)] for row in found])
+    picture = [f"![{title}](plots/{PLOTS[part.name].file})"] if part.name in PLOTS else []
+    return [title, *picture, table(heads, [[*_point(row), *_cells(row, figures)] for row in found])]
 
 
 def _point(row: Row) -> tuple[str, str]:
@@ -170,5 +196,5 @@ def _runs(parts: Mapping[str, Part]) -> str:
     lines = []
     for name, part in parts.items():
         rounds, load = f"{part.rounds} x {part.settings['seconds']:g} s", str(part.machine["load_before"])
-        lines.append([name, part.measured_at, f"`{part.commit}`", rounds, load])
-    return "### Runs\n\n" + table(["part", "when", "commit", "rounds", "load before"], lines)
+        lines.append([name, part.measured_at, f"`{part.commit}`", part.processor, rounds, load])
+    return "### Runs\n\n" + table(["part", "when", "code", "processor", "rounds", "load before"], lines)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.plots import PLOTS, digest, drawn
+from benchmarks.plots import PLOTS, digest, drawn, heading
 from benchmarks.report import ROOT, stale
 from benchmarks.results import LATEST, as_text, load
 
@@ -33,7 +33,7 @@ def test_a_picture_draws_the_current_results(name):
     path, rows = ROOT / "docs" / "plots" / PLOTS[name].file, drawn(PARTS, name)
     assert path.exists() == bool(rows)
     if rows:
-        assert f"figures {digest(rows)}" in path.read_text(encoding="utf-8")
+        assert f"figures {digest(rows, heading(PARTS, name))}" in path.read_text(encoding="utf-8")
 
 
 def test_a_differing_page_is_detected(tmp_path):

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
 
 import pytest
 
@@ -52,14 +53,18 @@ def living(pids):
 
 
 @pytest.mark.long
-def test_a_quick_run_measures_service_bound_and_echo_and_prints_their_ratio(tmp_path):
+def test_a_quick_run_measures_service_twice_bound_and_echo_and_prints_their_ratio(tmp_path):
     out = tmp_path / "out.json"
     command = [sys.executable, "-m", "benchmarks", "--quick", "--only", "w2", "--out", str(out)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(out.read_text(encoding="utf-8"))
+    machine = found["parts"]["w2"]["machine"]
+    assert set(f"{machine['cpu']} {machine['isa']}".split()) <= set(
+        Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
+    )
     samples = {sample["subject"]: sample for sample in found["parts"]["w2"]["samples"]}
-    assert set(samples) == {"bound", "service", "echo"}
+    assert set(samples) == {"bound", "service", "service again", "echo"}
     assert all(
         sample["rps"] > 0 and sample["tok_s"] == pytest.approx(sample["rps"] * 16) for sample in samples.values()
     )
