@@ -68,16 +68,20 @@ def machine(scale: Scale) -> Iterator[Row]:
             "memory_mib": about.total_memory >> 20,
             "capability": f"{about.major}.{about.minor}",
         }
-        row |= {"cudnn": torch.backends.cudnn.version(), "driver": _of_smi("driver_version")}
+        row |= {"cudnn": torch.backends.cudnn.version(), "driver": of_smi("driver_version")}
     yield row
 
 
-def _of_smi(field: str) -> str | None:
+def of_smi(field: str) -> str | None:
+    """Return a field of the first card, None where nvidia-smi does not tell it."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return None
     command = [program, f"--query-gpu={field}", "--format=csv,noheader,nounits"]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=30).stdout.strip() or None
+    return (
+        subprocess.run(command, capture_output=True, text=True, check=False, timeout=30).stdout.partition("\n")[0]
+        or None
+    )
 
 
 def cudnn(scale: Scale) -> Iterator[Row]:
@@ -216,15 +220,21 @@ def memory(scale: Scale) -> Iterator[Row]:
         return
     with _engine(EngineOptions(scale.device, torch.float32)) as engine:
         loaded = engine.load(SPEC, _tensors()).result()
-        free = torch.cuda.mem_get_info()[0]
-        held = [torch.empty(2**30, dtype=torch.uint8, device=scale.device) for _ in range(max(0, free // 2**30 - 1))]
-        error = _error(engine, loaded, Call(_rows(8, 32768, WIDTH)))
+        held = list(_all_memory(scale))
+        error = _error(engine, loaded, Call(_rows(1, 32768, WIDTH)))
         del held
         torch.cuda.empty_cache()
         again = _error(engine, loaded, _call(16))
     row = {"error": type(error).__name__, "again": "an answer" if again is None else type(again).__name__}
     is_kept = isinstance(error, CostLimit) and again is None
     yield row | ({} if is_kept else {"failed": f"expected CostLimit, then an answer: {error!r}, {again!r}"[:300]})
+
+
+def _all_memory(scale: Scale) -> Iterator[torch.Tensor]:
+    for size in (2**30, 2**26, 2**24):
+        with contextlib.suppress(torch.OutOfMemoryError):
+            while True:
+                yield torch.empty(size, dtype=torch.uint8, device=scale.device)
 
 
 def lost(scale: Scale) -> Iterator[Row]:

@@ -87,11 +87,22 @@ def _aims(served: Rows, speed: Rows) -> str:
 
 def _serving(served: Rows) -> Iterator[str]:
     if served:
-        names = ("workers", "case", "callers", "rps", "p50_ms", "p99_ms", "refused", "memory_mib", "device_mib")
+        names = (
+            "workers",
+            "case",
+            "callers",
+            "rps",
+            "p50_ms",
+            "p99_ms",
+            "refused",
+            "memory_mib",
+            "device_mib",
+            "card_mib",
+        )
         yield "### Serving\n\n" + table(names, [[_cell(row.get(name)) for name in names] for row in served])
         yield (
             "`memory_mib` is the host's (PSS) and `device_mib` what torch holds for layers and batches, both of all processes; "
-            "each worker's CUDA context takes more."
+            "`card_mib` is all that the card has in use, with each worker's CUDA context."
         )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -31,4 +32,6 @@ def main(name: str, scale: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    code = main(*sys.argv[1:])
+    # At once: where the device is lost, torch may abort the process when it frees what it holds.
+    os._exit(code)

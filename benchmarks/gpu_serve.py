@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks import process_tree
 from benchmarks.bench import Bench
-from benchmarks.gpu_checks import Row, Scale
+from benchmarks.gpu_checks import Row, Scale, of_smi
 from benchmarks.gpu_load import closed_loop
 from benchmarks.subjects import ROOT, service
 from benchmarks.workloads import W1, W2
@@ -30,7 +30,7 @@ _BYTES = re.compile(r"^attention_device_memory_bytes\{[^}]*\} (\S+)", re.MULTILI
 
 def serve(scale: Scale, workers: int) -> Iterator[Row]:
     """Yield for each load: requests/s, times, host memory (PSS) of all processes, and what torch holds on the device."""
-    seconds, callers, generators = (4.0, CALLERS * workers, 6) if scale.is_gpu else (0.5, 8, 2)
+    seconds, callers, generators = (3.0, CALLERS * workers, 6) if scale.is_gpu else (0.5, 8, 2)
     subject = service(workers=workers, device=scale.device.type, log_level="warning")
     with tempfile.TemporaryDirectory(prefix="gpu-") as directory, Bench(Path(directory), seconds) as bench:
         server = bench.start(subject)
@@ -43,7 +43,7 @@ def serve(scale: Scale, workers: int) -> Iterator[Row]:
                 memory_mib = process_tree.memory_mib(server.pids, "Pss")
                 held = sum(map(float, _BYTES.findall(server.ask("/metrics").text))) / 2**20
                 row = {"workers": workers, "case": work.name, "callers": callers, **found, "max_abs_error": error}
-                row |= {"memory_mib": memory_mib, "device_mib": held}
+                row |= {"memory_mib": memory_mib, "device_mib": held, "card_mib": of_smi("memory.used")}
                 yield row | ({"failed": f"{found['broken']} connections broke"} if found["broken"] else {})
 
 

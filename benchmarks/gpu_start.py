@@ -1,12 +1,11 @@
 """python benchmarks/gpu_start.py: say what this machine lacks for `make gpu`, or make an environment and run `benchmarks.gpu`.
 
-Invariants: it imports nothing but the standard library before it knows that the machine has the rest; it needs no network; the
+Invariants: it imports the standard library alone, because the machine may lack the rest; it needs no network; the
 environment sees the packages of the Python that starts it, so torch and NumPy are the machine's own.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib.util
 import os
@@ -41,22 +40,23 @@ class Machine:
     """Names of the packages that have a wheel."""
 
 
-def this_machine(wheels: Path) -> Machine:
-    version, device_gib = None, None
-    with contextlib.suppress(ImportError):
-        import torch
+# In a process of its own, because it opens the device.
+_PROBE = """
+import torch
+print(*torch.__version__.split(".")[:2], torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else "")
+"""
 
-        major, minor = torch.__version__.split(".")[:2]
-        version = int(major), int(minor)
-        if torch.cuda.is_available():
-            device_gib = torch.cuda.mem_get_info()[0] / 2**30
+
+def this_machine(wheels: Path) -> Machine:
+    told = subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, text=True, check=False).stdout.split()
+    memory = re.search(r"MemAvailable: *(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"))
     return Machine(
         python=sys.version_info[:2],
         has_pip=importlib.util.find_spec("pip") is not None,
         has_numpy=importlib.util.find_spec("numpy") is not None,
-        torch=version,
-        device_gib=device_gib,
-        memory_gib=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") / 2**30,
+        torch=(int(told[0]), int(told[1])) if told else None,
+        device_gib=int(told[2]) / 2**30 if told[2:] else None,
+        memory_gib=int(memory[1]) / 2**20 if memory else 0.0,
         wheels=frozenset(_name(file.name.split("-")[0]) for file in wheels.glob("*.whl")),
     )
 
