@@ -28,13 +28,14 @@ ROOT = Path(__file__).parents[1]
 # Seconds of each part, in the order in which they run. What a part leaves over, the next ones may use.
 LIMITS = {
     "machine": 25,
-    "cudnn": 25,
-    "meaning": 20,
+    "cudnn": 20,
+    "meaning": 15,
     "bits": 40,
-    "speed": 80,
+    "speed": 70,
+    "launches": 25,
     "varlen": 25,
     "memory": 25,
-    "lost": 20,
+    "lost": 15,
     "tests": 50,
     "serve-1": 30,
     "serve-2": 30,

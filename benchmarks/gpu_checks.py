@@ -144,14 +144,7 @@ def bits(scale: Scale) -> Iterator[Row]:
 
 def speed(scale: Scale) -> Iterator[Row]:
     """Yield the engine's calls a second, without HTTP, for each kind of call, dtype and mode."""
-    short, mixed = [16] * scale.calls, _mixed(scale.calls)
-    cases = {
-        "w2": [_call(length) for length in short],
-        "w1": [_call(length) for length in mixed],
-        "w1 causal": [_call(length, "causal") for length in mixed],
-        "w3": [_call(length, weights=WeightsWanted("heads")) for length in mixed],
-        "w2 top_k": [_call(length, weights=WeightsWanted("top_k", k=3)) for length in short],
-    }
+    cases = _cases(scale.calls)
     for dtype, is_exact in itertools.product((torch.float32, torch.bfloat16), (False, True)):
         with _engine(EngineOptions(scale.device, dtype, exact=is_exact)) as engine:
             began = time.perf_counter()
@@ -161,6 +154,41 @@ def speed(scale: Scale) -> Iterator[Row]:
                 row: Row = {"case": name, "dtype": _name(dtype), "exact": is_exact, "batch": size}
                 row["calls_per_s"] = _rate(engine, loaded, calls, size, scale.seconds)
                 yield row | {"load_s": load_s, "reserved_mib": engine.device_bytes >> 20}
+
+
+def _cases(num: int) -> dict[str, list[Call]]:
+    short, mixed = [16] * num, _mixed(num)
+    return {
+        "w2": [_call(length) for length in short],
+        "w1": [_call(length) for length in mixed],
+        "w1 causal": [_call(length, "causal") for length in mixed],
+        "w3": [_call(length, weights=WeightsWanted("heads")) for length in mixed],
+        "w2 top_k": [_call(length, weights=WeightsWanted("top_k", k=3)) for length in short],
+    }
+
+
+def launches(scale: Scale) -> Iterator[Row]:
+    """Yield the kernels, copies and waits of one batch of 16, as CUDA's own profiler counts them."""
+    if not scale.is_gpu:
+        yield SKIPPED
+        return
+    with _engine(EngineOptions(scale.device, torch.float32)) as engine:
+        loaded = engine.load(SPEC, _tensors()).result()
+        for name, calls in _cases(16).items():
+            _answers(engine, loaded, calls)
+            with torch.profiler.profile() as profiler:
+                _answers(engine, loaded, calls)
+            yield {"case": name, "batch": len(calls), **counted(profiler.profiler.kineto_results.events())}
+
+
+def counted(events: Sequence[Any]) -> Row:
+    """Return what the events of a profiler say; a kernel is what runs on the device and neither copies nor fills memory."""
+    on_device = [event.name() for event in events if event.device_type() == torch.profiler.DeviceType.CUDA]
+    copies = [name for name in on_device if name.startswith("Memcpy")]
+    kernels = [name for name in on_device if not name.startswith(("Memcpy", "Memset"))]
+    waits = [event.name() for event in events if event.name().startswith("cuda") and "Synchronize" in event.name()]
+    between = {way: sum(way in name for name in copies) for way in ("HtoD", "DtoH", "DtoD")}
+    return {"kernels": len(kernels), **between, "waits": len(waits)}
 
 
 def _rate(engine: Engine, loaded: LoadedLayer, calls: Sequence[Call], size: int, seconds: float) -> float:
@@ -251,7 +279,7 @@ def lost(scale: Scale) -> Iterator[Row]:
     yield row | ({} if isinstance(error, EngineDown) else {"failed": f"expected EngineDown: {error!r}"[:300]})
 
 
-CHECKS = {check.__name__: check for check in (machine, cudnn, meaning, bits, speed, varlen, memory, lost)}
+CHECKS = {check.__name__: check for check in (machine, cudnn, meaning, bits, speed, launches, varlen, memory, lost)}
 CPU = torch.device("cpu")
 
 

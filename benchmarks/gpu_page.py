@@ -33,6 +33,7 @@ def section(results: Mapping[str, Any] | None) -> str:
     blocks += _engine(rows.get("speed", []))
     titles = {"bits": "Alone and together", "cudnn": "cuDNN's attention", "meaning": "Biases beside the CPU's"}
     titles |= {
+        "launches": "Launches and copies of a batch",
         "varlen": "One launch in plain torch",
         "memory": "Memory used up",
         "lost": "Device lost",

@@ -8,9 +8,10 @@ import textwrap
 import zipfile
 
 import pytest
+import torch
 
 from benchmarks import gpu, gpu_page
-from benchmarks.gpu_checks import DRY
+from benchmarks.gpu_checks import DRY, counted
 from benchmarks.gpu_load import LoadFailed, merged
 from benchmarks.gpu_part import PARTS
 from benchmarks.gpu_start import PYTHON, Machine, lacks, make_environment, needed_packages
@@ -86,12 +87,29 @@ def test_all_parts_have_a_limit_and_together_take_less_than_eight_minutes():
     assert sum(gpu.LIMITS.values()) + 30 < 480
 
 
-@pytest.mark.parametrize("name", ["machine", "meaning", "varlen", "memory", "lost"])
+@pytest.mark.parametrize("name", ["machine", "meaning", "launches", "varlen", "memory", "lost"])
 def test_a_check_runs_on_the_cpu(name):
     rows = list(PARTS[name](DRY))
     assert rows
     assert not [row for row in rows if "failed" in row]
     json.dumps(rows)
+
+
+def test_launches_copies_and_waits_are_counted_apart():
+    @dataclasses.dataclass
+    class Event:
+        text: str
+        where: str = "CUDA"
+
+        def name(self):
+            return self.text
+
+        def device_type(self):
+            return getattr(torch.profiler.DeviceType, self.where)
+
+    events = [Event("gemm"), Event("fmha"), Event("Memcpy HtoD (Pinned -> Device)"), Event("Memset (Device)")]
+    events += [Event("cudaStreamSynchronize", "CPU"), Event("aten::mm", "CPU"), Event("cudaLaunchKernel", "CPU")]
+    assert counted(events) == {"kernels": 2, "HtoD": 1, "DtoH": 0, "DtoD": 0, "waits": 1}
 
 
 def test_a_part_gives_its_rows(tmp_path):
