@@ -35,7 +35,8 @@ class LoadFailed(Exception):
 def closed_loop(port: int, requests: Path, connections: int, seconds: float, processes: int) -> dict[str, float]:
     """Send on so many connections for so long.
 
-    Returns rps (answered with 2xx), p50_ms and p99_ms of these, refused (a share of all answers) and broken (connections).
+    Returns rps (answered with 2xx), p50_ms and p99_ms of these, refused (a share of all answers), broken (connections), and
+    generator_cores: near the number of processes the generator was the limit.
     """
     at = time.time() + BEGIN_S
     shares = [connections // processes + (i < connections % processes) for i in range(processes)]
@@ -57,7 +58,7 @@ def _start(port: int, requests: Path, share: int, at: float, seconds: float) -> 
 
 
 def merged(found: list[dict[str, Any]]) -> dict[str, float]:
-    """Return the figures of all processes together, from their `us` (microseconds of each answer), refused, broken, seconds."""
+    """Return the figures of all processes together, from their `us` (microseconds of each answer), cpu_s and others."""
     times = sorted(itertools.chain.from_iterable(one["us"] for one in found))
     refused = sum(one["refused"] for one in found)
     if not times:
@@ -68,6 +69,7 @@ def merged(found: list[dict[str, Any]]) -> dict[str, float]:
         "p99_ms": times[len(times) * 99 // 100] / 1e3,
         "refused": refused / (refused + len(times)),
         "broken": sum(one["broken"] for one in found),
+        "generator_cores": sum(one["cpu_s"] / one["seconds"] for one in found),
     }
 
 
@@ -108,7 +110,7 @@ def run(port: int, requests: Path, connections: int, at: float, seconds: float) 
     for number in by_number:
         epoll.register(number, select.EPOLLIN)
     time.sleep(max(0.0, at - time.time()))
-    began, us, refused, broken = time.perf_counter(), list[int](), 0, 0
+    began, cpu_s, us, refused, broken = time.perf_counter(), time.process_time(), list[int](), 0, 0
     for one in opened:
         one.send(next(bodies))
     while by_number and (events := epoll.poll(ANSWER_S)):
@@ -129,7 +131,8 @@ def run(port: int, requests: Path, connections: int, at: float, seconds: float) 
                 broken += 1
             epoll.unregister(number)
             by_number.pop(number).socket.close()
-    return {"us": us, "refused": refused, "broken": broken + len(by_number), "seconds": time.perf_counter() - began}
+    spent = {"seconds": time.perf_counter() - began, "cpu_s": time.process_time() - cpu_s}
+    return {"us": us, "refused": refused, "broken": broken + len(by_number), **spent}
 
 
 if __name__ == "__main__":

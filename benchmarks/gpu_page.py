@@ -31,8 +31,10 @@ def section(results: Mapping[str, Any] | None) -> str:
     blocks = [_about(results, rows.get("machine", [])), _aims(served, rows.get("speed", []))]
     blocks += _serving(served)
     blocks += _engine(rows.get("speed", []))
-    titles = {"bits": "Alone and together", "cudnn": "cuDNN's attention", "meaning": "Biases beside the CPU's"}
-    titles |= {
+    titles = {
+        "bits": "Alone and together",
+        "cudnn": "cuDNN's attention",
+        "meaning": "Biases beside the CPU's",
         "launches": "Launches and copies of a batch",
         "varlen": "One launch in plain torch",
         "memory": "Memory used up",
@@ -99,6 +101,7 @@ def _serving(served: Rows) -> Iterator[str]:
             "memory_mib",
             "device_mib",
             "card_mib",
+            "generator_cores",
         )
         yield "### Serving\n\n" + table(names, [[_cell(row.get(name)) for name in names] for row in served])
         yield (

@@ -153,8 +153,11 @@ def test_one_failed_part_does_not_stop_the_others_and_the_run_fails(tmp_path, mo
 
 
 def test_the_figures_of_several_load_processes_are_joined():
-    one, other = ({"us": us, "refused": 1, "broken": 0, "seconds": 2.0} for us in ([1000] * 98, [9000, 7000]))
-    assert merged([one, other]) == {"rps": 50.0, "p50_ms": 1.0, "p99_ms": 9.0, "refused": 2 / 102, "broken": 0}
+    one, other = (
+        {"us": us, "refused": 1, "broken": 0, "seconds": 2.0, "cpu_s": 1.0} for us in ([1000] * 98, [9000, 7000])
+    )
+    figures = {"rps": 50.0, "p50_ms": 1.0, "p99_ms": 9.0, "refused": 2 / 102, "broken": 0, "generator_cores": 1.0}
+    assert merged([one, other]) == figures
     with pytest.raises(LoadFailed, match=r"no answer of 2xx, 1 others"):
         merged([{**one, "us": []}])
 
