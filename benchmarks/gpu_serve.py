@@ -47,14 +47,18 @@ def serve(scale: Scale, workers: int) -> Iterator[Row]:
                 yield row | ({"failed": f"{found['broken']} connections broke"} if found["broken"] else {})
 
 
+def marked_tests() -> list[Path]:
+    """Return the files with such tests; to collect all of them takes packages that a machine with a GPU lacks."""
+    return sorted(path for path in (ROOT / "tests").rglob("test_*.py") if "pytest.mark.gpu" in path.read_text("utf-8"))
+
+
 def tests(scale: Scale) -> Iterator[Row]:
     """Yield the counts of the tests marked `gpu`, and each that failed; on a CPU all are skipped."""
-    marked = [path for path in (ROOT / "tests").rglob("test_*.py") if "pytest.mark.gpu" in path.read_text("utf-8")]
     with tempfile.TemporaryDirectory(prefix="gpu-") as directory:
         report = Path(directory) / "report.xml"
         # Without the plugins of the machine's own packages.
         options = ["-q", "-m", "gpu", "-p", "no:cacheprovider", "-p", "pytest_timeout", f"--junitxml={report}"]
-        command = [sys.executable, "-m", "pytest", *options, *map(str, sorted(marked))]
+        command = [sys.executable, "-m", "pytest", *options, *map(str, marked_tests())]
         environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
         done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=False)
         if not report.exists():

@@ -14,8 +14,10 @@ from benchmarks import gpu, gpu_page
 from benchmarks.gpu_checks import DRY, counted
 from benchmarks.gpu_load import LoadFailed, merged
 from benchmarks.gpu_part import PARTS
+from benchmarks.gpu_serve import marked_tests
 from benchmarks.gpu_start import PYTHON, Machine, lacks, make_environment, needed_packages
 from benchmarks.gpu_wheels import pins
+from benchmarks.subjects import ROOT
 from tests import processes
 
 COMPLETE = Machine(PYTHON, has_pip=True, has_numpy=True, torch=(2, 11), device_gib=70.0, memory_gib=120.0,
@@ -64,6 +66,28 @@ def test_the_wheels_are_all_that_is_needed_besides_torch_and_numpy():
     names = {pin.split("==")[0] for pin in pins()}
     assert needed_packages() <= names
     assert not names & {"torch", "numpy", "attention-service"}
+
+
+def test_the_parts_the_service_and_the_marked_tests_import_nothing_without_a_wheel():
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in marked_tests()]
+    program = f"""
+import importlib, sys
+from importlib.metadata import packages_distributions
+for name in {["benchmarks.gpu", "benchmarks.gpu_part", "service.app", "service.worker.server", "tests.conftest", *names]}:
+    importlib.import_module(name)
+found = packages_distributions()
+print(*(found[name][0] for name in {{name.partition(".")[0] for name in sys.modules}} & found.keys() - {{"opentelemetry"}}))
+"""
+    command = [sys.executable, "-c", program]
+    used = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    wheels = {pin.split("==")[0] for pin in pins()}
+    assert {"torch", "pydantic"} <= set(used)
+    assert {name.lower().replace("_", "-") for name in used} - wheels <= {
+        "torch",
+        "numpy",
+        "setuptools",
+        "attention-service",
+    }
 
 
 def test_the_environment_sees_its_wheels_and_the_packages_of_the_python_that_made_it(tmp_path):
