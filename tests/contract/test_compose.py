@@ -64,6 +64,16 @@ def test_r3_every_service_has_limits_of_memory_and_of_processes(composed):
     assert composed["attention"]["pids_limit"] == 128
 
 
+def test_the_gpu_profile_names_its_device_and_memory_and_does_not_fall_back_to_the_cpu(composed):
+    service = composed["attention-gpu"]
+    (device,) = service["deploy"]["resources"]["reservations"]["devices"]
+    assert (device["driver"], device["device_ids"], device["capabilities"]) == ("nvidia", ["0"], ["gpu"])
+    assert service["environment"].items() >= {"ATTENTION_DEVICE": "cuda", "ATTENTION_WORKERS": "1"}.items()
+    assert service["environment"].keys() > composed["attention"]["environment"].keys()
+    assert service["mem_limit"] != composed["attention"]["mem_limit"]
+    assert service["build"]["args"].items() >= {"LOCK": "requirements.cuda.lock", "EXTRA_INDEX_URL": ""}.items()
+
+
 def test_every_published_port_is_on_loopback(composed):
     assert {name for name, service in composed.items() if "ports" in service} == PORTS
     for name in PORTS:

@@ -1,5 +1,7 @@
 """The Kubernetes manifests, by their schema and by the Restricted pod security standard (R1)."""
 
+import shutil
+import subprocess
 from pathlib import Path
 
 import kubernetes_validate
@@ -8,16 +10,52 @@ import yaml
 
 from service.settings import Settings
 
-MANIFEST = Path(__file__).parents[2] / "deploy" / "kubernetes" / "attention-service.yaml"
+DEPLOY = Path(__file__).parents[2] / "deploy"
+MANIFEST = DEPLOY / "kubernetes" / "attention-service.yaml"
 
 
-def manifests() -> dict[str, dict]:
-    return {one["kind"]: one for one in yaml.safe_load_all(MANIFEST.read_text(encoding="utf-8"))}
+def manifests(text: str | None = None) -> dict[str, dict]:
+    read = yaml.safe_load_all(MANIFEST.read_text(encoding="utf-8") if text is None else text)
+    return {one["kind"]: one for one in read}
+
+
+@pytest.fixture(scope="module")
+def on_a_gpu() -> dict[str, dict]:
+    """The manifests with the overlay, by the program that applies them."""
+    program = shutil.which("kubectl")
+    if program is None:
+        pytest.skip("kubectl is not installed")
+    command = [program, "kustomize", str(DEPLOY / "kubernetes-gpu")]
+    return manifests(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
 def test_r1_the_manifests_are_valid_strictly():
     for one in manifests().values():
         kubernetes_validate.validate(one, "1.37", strict=True)
+
+
+def test_r1_the_overlay_for_a_gpu_is_valid_strictly_and_restricted(on_a_gpu):
+    assert on_a_gpu.keys() == manifests().keys()
+    for one in on_a_gpu.values():
+        kubernetes_validate.validate(one, "1.37", strict=True)
+    assert violations(on_a_gpu["Deployment"]["spec"]["template"]["spec"]) == set()
+
+
+def test_the_overlay_names_device_and_memory_and_keeps_the_rest(on_a_gpu):
+    (plain,), (container,) = (
+        one["Deployment"]["spec"]["template"]["spec"]["containers"] for one in (manifests(), on_a_gpu)
+    )
+    told = {entry["name"]: entry["value"] for entry in container["env"]}
+    assert told == {"ATTENTION_DRAIN_DELAY_S": "5", "ATTENTION_DEVICE": "cuda", "ATTENTION_WORKERS": "1"}
+    assert container["image"] == f"{plain['image']}-cuda"
+    resources = container["resources"]
+    assert resources["limits"] == {"cpu": "2", "memory": "8Gi", "nvidia.com/gpu": 1}
+    assert resources["requests"]["nvidia.com/gpu"] == 1
+    changed = {"env", "image", "resources", "startupProbe"}
+    assert {key: value for key, value in container.items() if key not in changed} == {
+        key: value for key, value in plain.items() if key not in changed
+    }
+    assert container["startupProbe"]["httpGet"] == plain["startupProbe"]["httpGet"]
 
 
 def violations(pod: dict) -> set[str]:
