@@ -88,7 +88,8 @@ class Settings(BaseSettings):
     compute_threads: int = Field(1, ge=1, le=256)
     """threads with which torch computes in each process"""
     exact: bool = False
-    """on a GPU: run one sequence at a time, so that the bits of an answer do not depend on its batch"""
+    """on a GPU: the bits of an answer do not depend on its batch, because a layer runs one sequence at a time where the
+    self-check finds that they would"""
 
     api_keys_file: Path | None = None
     """file of API keys, each line the SHA-256 digest of a key and a role (`infer` or `admin`); unset: requests need no key, and

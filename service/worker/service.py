@@ -92,13 +92,8 @@ class Service:
         self.batcher: Batcher[LayerCall, Answer] = Batcher(self.engine, batching, limits, LoopClock(), telemetry)
         store = Store(settings.layers_dir, settings.max_layer_bytes)
         self._registry = registry = LayerRegistry(store, self.engine, telemetry)
-        self.shared = SharedState(
-            registry,
-            lambda: self.readiness.reason,
-            self.batcher,
-            context_limits(settings, is_gpu=is_gpu),
-            time.monotonic,
-        )
+        requests = context_limits(settings, is_gpu=is_gpu)
+        self.shared = SharedState(registry, lambda: self.readiness.reason, self.batcher, requests, time.monotonic)
         self._heap = Heap()
         self.numerics = fingerprint(options)
         self.keys = None if settings.api_keys_file is None else KeyFile(settings.api_keys_file, telemetry)

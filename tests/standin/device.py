@@ -20,7 +20,7 @@ from torch.utils import backend_registration
 DEVICE_NAME = "standin"
 DEVICE_INDEX = 0
 LOG2_E = 1.4426950408889634
-# Values on the axes of a bias but the last begin at multiples of this; torch pads a bias that does not.
+# The rows of a bias begin at multiples of this many values; torch pads a bias whose rows do not.
 BIAS_ALIGNMENT = 8
 
 aten: Any = torch.ops.aten
@@ -98,6 +98,8 @@ def register() -> torch.device:
             packet, _, overload = name.partition(".")
             library.impl(name, _factory(getattr(getattr(aten, packet), overload or "default")), "PrivateUse1")
         library.impl("_copy_from", _copy_from, "PrivateUse1")
+        # Else torch decomposes it before it arrives here, unless in inference mode.
+        library.impl("scaled_dot_product_attention", _attention, "PrivateUse1")
         _libraries.append(library)
     return torch.device(DEVICE_NAME, DEVICE_INDEX)
 
@@ -169,22 +171,16 @@ def _computed(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    **_: Any,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None = None, **options: Any
 ) -> Any:
-    """Choose as torch does on Hopper: the definition in float64 and at odd widths, cuDNN in 16 bits, else memory-efficient."""
+    """Choose as torch does on Hopper: the definition in float64 and at odd widths, cuDNN in 16 bits, else memory-efficient.
+
+    Where it would be cuDNN, a plan is counted and the memory-efficient kernel computes.
+    """
     is_half = q.dtype in (torch.bfloat16, torch.float16)
     alignment = 8 if is_half else 4
     if q.dtype == torch.float64 or q.shape[-1] % alignment or v.shape[-1] % alignment:
-        whole = aten.scaled_dot_product_attention.default
-        return whole.decompose(q, k, v, attn_mask, dropout_p, is_causal, scale=scale)
+        return aten.scaled_dot_product_attention.default.decompose(q, k, v, attn_mask, **options)
     _count(plans=int(is_half and torch.backends.cuda.cudnn_sdp_enabled()))
     if attn_mask is not None:
         if any(stride % BIAS_ALIGNMENT for stride in attn_mask.stride()[:-1]):
@@ -192,8 +188,7 @@ def _attention(
             padding = BIAS_ALIGNMENT - keys % BIAS_ALIGNMENT
             attn_mask = torch.nn.functional.pad(attn_mask, (0, padding))[..., :keys]
         attn_mask = attn_mask.expand(*q.shape[:3], k.shape[2])
-    kernel = aten._scaled_dot_product_efficient_attention.default
-    return kernel(q, k, v, attn_mask, False, 0.0, is_causal, scale=scale)[0]
+    return aten._scaled_dot_product_efficient_attention.default(q, k, v, attn_mask, False, **options)[0]
 
 
 def _efficient_attention(
