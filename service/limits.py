@@ -28,17 +28,28 @@ INLINE_S = 0.015
 LONG_S = 0.020
 
 
-def batch_limits(settings: Settings) -> BatchLimits:
+# Requests, rows and scores of a batch by default. A CPU computes 2,048 rows in 40 ms. On a GPU a batch costs its launches, some
+# tenths of a millisecond, however many rows share them: 16,384 rows at a width of 512 are 34 GFLOP, a millisecond of an H100.
+CPU_BATCH = (16, 2**11, 2**24)
+GPU_BATCH = (128, 2**14, 2**28)
+
+
+# Work charged to a lane and a caller for every sequence on a GPU besides its flops. One with masks or weights has launches of its
+# own, ten of 5 µs, in which a GPU multiplies a GFLOP: by its flops alone a caller of many short sequences would pay nothing.
+SEQUENCE_FLOPS = 2**30
+
+
+def batch_limits(settings: Settings, *, is_gpu: bool = False) -> BatchLimits:
+    """Return the settings, or the device's own limits where they are not set."""
+    given = settings.max_batch_requests, settings.max_batch_tokens, settings.max_batch_cells
+    requests, tokens, cells = (a or b for a, b in zip(given, GPU_BATCH if is_gpu else CPU_BATCH, strict=True))
     return BatchLimits(
-        max_requests=settings.max_batch_requests,
-        max_tokens=settings.max_batch_tokens,
-        max_cells=settings.max_batch_cells,
-        max_weights_bytes=settings.max_weights_bytes,
+        max_requests=requests, max_tokens=tokens, max_cells=cells, max_weights_bytes=settings.max_weights_bytes
     )
 
 
-def queue_limits(settings: Settings, long_s: float) -> QueueLimits:
-    """Return the limits of the queues; a request of more than `long_s` is long."""
+def queue_limits(settings: Settings, *, is_gpu: bool = False) -> QueueLimits:
+    """Return the limits of the queues. A GPU has one thread, so no request is long there."""
     if settings.standing_wait_ms is not None:
         standing_wait_s = settings.standing_wait_ms / 1000
     else:  # a capacity that is set bounds the queue
@@ -51,7 +62,8 @@ def queue_limits(settings: Settings, long_s: float) -> QueueLimits:
         standing_wait_s=standing_wait_s,
         stuck_s=settings.stuck_s,
         inline_s=INLINE_S,
-        long_s=long_s,
+        long_s=math.inf if is_gpu else LONG_S,
+        flops_per_sequence=SEQUENCE_FLOPS if is_gpu else 0,
     )
 
 
@@ -69,7 +81,7 @@ def hosts(settings: Settings) -> Hosts | None:
     return Hosts() if settings.api_keys_file is None and is_loopback(settings.host) else None
 
 
-def context_limits(settings: Settings) -> RequestContextLimits:
+def context_limits(settings: Settings, *, is_gpu: bool = False) -> RequestContextLimits:
     return RequestContextLimits(
         max_body_bytes=settings.max_body_bytes,
         body_timeout_s=settings.body_timeout_s,
@@ -83,7 +95,7 @@ def context_limits(settings: Settings) -> RequestContextLimits:
         max_json_depth=settings.max_json_depth,
         max_text_numbers=settings.max_text_numbers,
         timeout_s=settings.request_timeout_ms / 1000,
-        max_shared=batch_limits(settings),
+        max_shared=batch_limits(settings, is_gpu=is_gpu),
         off_loop_bytes=settings.decode_off_loop_bytes,
         intake_bytes=_intake_bytes(settings),
         # The largest response must fit too: the most weights that a request may have, and an output as large as its body. A layer

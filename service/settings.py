@@ -88,7 +88,8 @@ class Settings(BaseSettings):
     compute_threads: int = Field(1, ge=1, le=256)
     """threads with which torch computes in each process"""
     exact: bool = False
-    """on a GPU: run one sequence at a time, so that the bits of an answer do not depend on its batch"""
+    """on a GPU: the bits of an answer do not depend on its batch, because a layer runs one sequence at a time where the
+    self-check finds that they would"""
 
     api_keys_file: Path | None = None
     """file of API keys, each line the SHA-256 digest of a key and a role (`infer` or `admin`); unset: requests need no key, and
@@ -151,12 +152,13 @@ class Settings(BaseSettings):
     request_timeout_ms: int = Field(10_000, ge=1, le=3_600_000)
     """deadline of a request, counted from its complete body (milliseconds)"""
 
-    max_batch_requests: Positive = 16
-    """requests that may share a batch"""
-    max_batch_tokens: Positive = 2048
-    """rows that may share a batch; a larger request runs alone; a CPU computes about 1,024 rows at a time"""
-    max_batch_cells: Positive = 2**24
-    """attention scores that may share a batch; a larger request runs alone"""
+    max_batch_requests: Positive | None = None
+    """requests that may share a batch; default: 16 on a CPU, 128 on a GPU"""
+    max_batch_tokens: Positive | None = None
+    """rows that may share a batch; a larger request runs alone; default: 2048 on a CPU, which computes about 1,024 rows at a
+    time, 16384 on a GPU"""
+    max_batch_cells: Positive | None = None
+    """attention scores that may share a batch; a larger request runs alone; default: 16777216 on a CPU, 268435456 on a GPU"""
     max_wait_ms: float = Field(0.0, ge=0, le=10_000)
     """longest wait for more requests while the engine is idle (milliseconds), at most half of the time to a request's deadline;
     0 = start the batch at once"""

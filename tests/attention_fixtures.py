@@ -25,6 +25,8 @@ from service.attention.spec import LayerSpec
 from tests import oracle
 
 CPU = torch.device("cpu")
+DEVICE = CPU
+"""The device on which the tests compute; `tests/standin/plugin.py` sets another before it imports them."""
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 THREADS = (1, 2)
 # Two threads of this process and another process beside it keep two cores busy for minutes.
@@ -77,7 +79,7 @@ def make_tensors(spec: LayerSpec, seed: int = 0) -> dict[str, torch.Tensor]:
 
 
 def make_layer(spec: LayerSpec, dtype: torch.dtype = torch.float32, seed: int = 0) -> Layer:
-    return Layer(spec, make_tensors(spec, seed), dtype=dtype, device=CPU)
+    return Layer(spec, make_tensors(spec, seed), dtype=dtype, device=DEVICE)
 
 
 class OneLayer:
@@ -108,7 +110,7 @@ def identity_layer(width: int, value_width: int | None = None, *, scale: float, 
         scale=float(scale),
     )
     tensors = {f"{name}.weight": torch.eye(width) for name in ("query", "key")}
-    return Layer(spec, tensors | {"value.weight": torch.eye(value_width)}, dtype=dtype, device=CPU)
+    return Layer(spec, tensors | {"value.weight": torch.eye(value_width)}, dtype=dtype, device=DEVICE)
 
 
 def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:

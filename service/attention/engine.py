@@ -11,6 +11,7 @@ free. Only the thread of long batches changes a loaded layer.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 import time
@@ -31,11 +32,13 @@ from service.attention.self_check import Variant, checks, first_rate
 from service.attention.spec import LayerSpec
 from service.errors import CostLimit, EngineDown
 
-# Messages of torch's allocators where they raise a plain RuntimeError: Linux, Windows, CUDA libraries.
-_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
+# Messages of torch's allocators where they raise a plain RuntimeError: Linux, Windows, CUDA, cuBLAS and cuDNN (`…_ALLOC_FAILED`).
+_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "_status_alloc_failed")
 # Messages after which a device's context is lost (an illegal address, a device-side assert, "uncorrectable ECC error"): every
 # later call of this process fails as well. torch raises AcceleratorError, libraries below it a plain RuntimeError.
 _DEVICE_FAILED = ("cuda error", "cublas_status", "cudnn_status", "device-side assert")
+# What begins alike and loses nothing: a call that the device does not take, or a torch that was not built for this GPU.
+_CALL_FAILED = ("_status_not_supported", "invalid configuration argument", "no kernel image")
 # How long a load computes in its turn: with a step a turn it would take a minute beside a stream of batches of a second.
 LOAD_S = 0.1
 _CLOSED = "the engine is closed"
@@ -51,7 +54,7 @@ class EngineOptions:
     dtype: torch.dtype
     num_threads: int = 1
     exact: bool = False
-    """Whether a GPU takes one sequence at a time, so that bits do not depend on the batch."""
+    """Whether a GPU takes one sequence at a time where the self-check finds that bits depend on the batch."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -70,8 +73,23 @@ class Fingerprint:
 
 def fingerprint(options: EngineOptions) -> Fingerprint:
     device, dtype = options.device, str(options.dtype).removeprefix("torch.")
-    isa = torch.backends.cpu.get_cpu_capability() if device.type == "cpu" else torch.cuda.get_device_name(device)
+    isa = (
+        torch.backends.cpu.get_cpu_capability()
+        if device.type == "cpu"
+        else torch.get_device_module(device).get_device_name(device)
+    )
     return Fingerprint(isa, str(torch.__version__), options.num_threads, dtype, device.type)
+
+
+def set_gpu_numerics() -> None:
+    """Turn off what makes CUDA's products and attention less exact, or slow for each new shape; for the whole process."""
+    # TF32 rounds inputs to 10 bits of mantissa; reduced precision adds partial sums in 16 bits.
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    # torch 2.11 and newer send masked attention in 16 bits to cuDNN on Hopper. It builds a plan for each shape (reported: 0.4 s
+    # each, pytorch#196678), and here most requests are new shapes.
+    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def pick_device(name: str) -> torch.device:
@@ -184,7 +202,7 @@ class Engine:
     def device_bytes(self) -> int:
         """Bytes that torch holds on the device; on a CPU those of the layers' matrices (torch keeps no account there)."""
         if self.options.device.type != "cpu":
-            return torch.cuda.memory_reserved(self.options.device)
+            return int(torch.get_device_module(self.options.device).memory_reserved(self.options.device))
         return sum(layer.num_bytes for loaded in list(self._loaded) for layer in list(loaded.variants.values()))
 
     def release(self) -> Future[None]:
@@ -236,9 +254,7 @@ class Engine:
     def _enter_thread(self) -> None:
         self._threads.append(threading.current_thread())
         torch.set_num_threads(self.options.num_threads)
-        # TF32 rounds inputs to 10 bits of mantissa, so it stays off.
-        torch.backends.cuda.matmul.allow_tf32 = False
-        torch.backends.cudnn.allow_tf32 = False
+        set_gpu_numerics()
 
     @torch.inference_mode()
     def _step(self, loaded: LoadedLayer, steps: Iterator[None], done: Future[LoadedLayer]) -> None:
@@ -264,6 +280,8 @@ class Engine:
             if done.set_running_or_notify_cancel():  # if cancelled, this ends a `concurrent.futures.wait` for it
                 # Without the traceback, whose frames hold the layer and `done`, which holds the error.
                 done.set_exception(EngineDown(_DOWN) if _has_device_failed(error) else error.with_traceback(None))
+            with contextlib.suppress(EngineDown):  # the engine is closed
+                self.release()  # by the time it runs, nothing holds the layer
         finally:
             self.load_step_began = None
 
@@ -279,8 +297,8 @@ class Engine:
         for kept in checks(layer):
             is_bitwise = is_bitwise and kept
             yield
-        # By default a GPU promises only a tolerance, so only the exact mode runs sequences one at a time there.
-        layer.is_sequential = not is_bitwise if device.type == "cpu" else self.options.exact
+        # By default a GPU promises only a tolerance.
+        layer.is_sequential = not is_bitwise and (device.type == "cpu" or self.options.exact)
         rate = first_rate(layer, self._clock)
         loaded.variants[dtype], loaded.rates[dtype] = layer, rate
 
@@ -323,7 +341,7 @@ class Engine:
 
     def _release(self) -> None:
         # On a CPU this frees 48 MB after a 1,024-wide layer has been replaced twice.
-        trim() if self.options.device.type == "cpu" else torch.cuda.empty_cache()
+        trim() if self.options.device.type == "cpu" else torch.get_device_module(self.options.device).empty_cache()
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
@@ -332,7 +350,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def _has_device_failed(error: BaseException) -> bool:
-    """Return whether the device is lost. One that is out of memory is not, although its message may be a "CUDA error" too."""
+    """Return whether the device is lost. Memory that is short and a call that fails are a "CUDA error" too, and lose nothing."""
     text = str(error).lower()
     is_of_device = isinstance(error, torch.AcceleratorError) or any(words in text for words in _DEVICE_FAILED)
-    return is_of_device and not _is_out_of_memory(error)
+    return is_of_device and not any(words in text for words in _CALL_FAILED) and not _is_out_of_memory(error)

@@ -166,10 +166,11 @@ def lowered_on(
         return None
     if like.device.type == "cpu":
         return table
-    # CUDA kernels take a bias only in the query's dtype. The cast must not turn a finite bias into -inf.
-    info = torch.finfo(like.dtype)
+    # CUDA kernels take a bias only in the query's dtype, and multiply it by log2(e) in float32. Neither may make it infinite;
+    # half of float32's range stays finite.
+    most = min(torch.finfo(like.dtype).max, torch.finfo(table.dtype).max / 2)
     for block in _in_steps(table):
-        torch.where(block == -torch.inf, block, block.clamp(info.min, info.max), out=block)
+        torch.where(block == -torch.inf, block, block.clamp(-most, most), out=block)
     return table.to(like.device, like.dtype)
 
 

@@ -265,6 +265,7 @@ class QueueLimits:
     inline_s: float  # a batch that likely ends within this time runs inline; 0: none does
     long_s: float  # a request that likely takes longer is long, and a short batch ends within this time; infinite: none is long
     overhead_flops: int = BATCH_OVERHEAD_FLOPS  # work for which a batch counts besides its flops
+    flops_per_sequence: int = 0  # work charged to lanes and callers for every sequence besides its flops
 
 
 class Admission:

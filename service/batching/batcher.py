@@ -45,7 +45,13 @@ class Batcher(Generic[P, R]):
         self._observer = observer
         self._policy = InlinePolicy(queue_limits.inline_s, queue_limits.overhead_flops)
         queues = [
-            Queue(is_long, Lanes(), Speed(), Congestion(queue_limits.standing_wait_s)) for is_long in (False, True)
+            Queue(
+                is_long,
+                Lanes(queue_limits.flops_per_sequence),
+                Speed(),
+                Congestion(queue_limits.standing_wait_s),
+            )
+            for is_long in (False, True)
         ]
         self._admission = Admission(queue_limits, *queues)
         beside = asyncio.Lock()

@@ -60,7 +60,8 @@ class _Caller(Generic[J]):
 class FairQueue(Generic[J]):
     """The jobs of one lane in the order in which they are to be served; `flops` is the work of all of them."""
 
-    def __init__(self, start: int = 0) -> None:
+    def __init__(self, start: int = 0, flops_per_sequence: int = 0) -> None:
+        self._flops_per_sequence = flops_per_sequence
         self.start = start
         """The virtual time at which the lane's next batch starts; `Lanes` keeps it."""
         self.flops = 0
@@ -89,11 +90,15 @@ class FairQueue(Generic[J]):
         num_callers = len(self._callers)
         return Work(min(self.flops, own.flops * num_callers), min(self._num_jobs, len(own.jobs) * num_callers))
 
+    def charge(self, job: J) -> int:
+        """Return the work of a job and of its sequences."""
+        return job.cost.flops + job.cost.sequences * self._flops_per_sequence
+
     def append(self, job: J) -> None:
         caller = self._callers.get(job.caller)
         if caller is None:
             caller = self._callers[job.caller] = _Caller(max(self._virtual_time, self._debts.pop(job.caller, 0)))
-        caller.jobs[job] = job.cost.flops + JOB_OVERHEAD_FLOPS
+        caller.jobs[job] = self.charge(job) + JOB_OVERHEAD_FLOPS
         caller.flops += job.cost.flops
         self.flops += job.cost.flops
         self._num_jobs += 1
@@ -148,10 +153,14 @@ class Totals:
 
 
 class Lanes(Totals, Generic[J]):
-    """The ordered waiting jobs of each lane. Empty lanes are deleted; their debts stay until virtual time reaches them."""
+    """The ordered waiting jobs of each lane. Empty lanes are deleted; their debts stay until virtual time reaches them.
 
-    def __init__(self) -> None:
+    `flops_per_sequence` is the work charged for every sequence besides its flops.
+    """
+
+    def __init__(self, flops_per_sequence: int = 0) -> None:
         super().__init__()
+        self._flops_per_sequence = flops_per_sequence
         self._lanes: dict[Hashable, FairQueue[J]] = {}
         self._debts: dict[Hashable, int] = {}  # start times of emptied lanes that are ahead of virtual time
         self._virtual_time = 0
@@ -185,7 +194,8 @@ class Lanes(Totals, Generic[J]):
     def append(self, job: J) -> None:
         lane = self._lanes.get(job.lane)
         if lane is None:
-            lane = self._lanes[job.lane] = FairQueue(max(self._virtual_time, self._debts.pop(job.lane, 0)))
+            start = max(self._virtual_time, self._debts.pop(job.lane, 0))
+            lane = self._lanes[job.lane] = FairQueue(start, self._flops_per_sequence)
         lane.append(job)
         self._count(1, job)
 
@@ -208,7 +218,7 @@ class Lanes(Totals, Generic[J]):
         batch, _ = _fitting(self.next_jobs, limits, max_flops)
         lane = self._lanes[batch[0].lane]
         self._virtual_time = max(self._virtual_time, lane.start)
-        lane.start += sum([job.cost.flops for job in batch]) + BATCH_OVERHEAD_FLOPS
+        lane.start += sum([lane.charge(job) for job in batch]) + BATCH_OVERHEAD_FLOPS
         for job in batch:
             self.remove(job, is_served=True)
         self._debts = {debtor: start for debtor, start in self._debts.items() if start > self._virtual_time}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -58,6 +59,7 @@ def serve(
         _check_start(settings)
         if settings.api_keys_file is None and not is_loopback(settings.host):
             write_log_line("warning", "open_to_all", host=settings.host, reason="no ATTENTION_API_KEYS_FILE is set")
+        settings = without_unusable_gpu(settings)
     settings = settings.model_copy(update={"workers": num_workers(settings)})
     plan = Plan(
         command=(sys.executable, "-m", "service", "worker"),
@@ -117,16 +119,37 @@ def _check_tls(certificate: Path, key: Path | None) -> None:
         raise SettingsError(f"ATTENTION_TLS_CERT_FILE: {reason}") from None
 
 
+def without_unusable_gpu(settings: Settings) -> Settings:
+    """Return the settings with the CPU as device if it is `auto` and torch cannot use the GPU that is here; log the reason."""
+    from service.supervisor.processes import write_log_line
+
+    if settings.device != "auto" or not _has_gpu():
+        return settings
+    # Another process asks, because this one never imports torch. A driver that is too old is the usual reason.
+    asked = subprocess.run(
+        [sys.executable, "-P", "-c", "import torch; torch.cuda.init()"], capture_output=True, text=True, check=False
+    )
+    if not asked.returncode:
+        return settings
+    reason = asked.stderr.strip().rpartition("\n")[2]
+    write_log_line("warning", "gpu_unusable", reason=reason, effect="layers run on the CPU, with a worker a core")
+    return settings.model_copy(update={"device": "cpu"})
+
+
 def num_workers(settings: Settings) -> int:
     """Return the setting; by default 1 on a GPU, else the usable cores divided by the compute threads of a worker (1 to 64)."""
     from service.settings import usable_cores
 
     if settings.workers:
         return settings.workers
-    # Neither of these imports torch: its version, and the device files of the driver. A container may have only the third one.
-    can_use_gpu = not version("torch").endswith("+cpu") and any(DEVICES.glob("nvidia[0-9]*"))
-    has_gpu = settings.device == "cuda" or (settings.device == "auto" and can_use_gpu)
+    has_gpu = settings.device == "cuda" or (settings.device == "auto" and _has_gpu())
     return 1 if has_gpu else max(1, min(64, usable_cores() // settings.compute_threads))
+
+
+def _has_gpu() -> bool:
+    """Return whether a GPU is here and torch was built for one, without importing torch."""
+    # A container may have the device file of its own GPU only, which need not be the first.
+    return not version("torch").endswith("+cpu") and any(DEVICES.glob("nvidia[0-9]*"))
 
 
 def worker(

@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import dataclasses
 import gc
-import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -34,7 +33,7 @@ from service.batching.engine_protocol import STUCK_CHECKS
 from service.errors import EngineDown, ServiceError
 from service.layers.catalog import Catalog, ServedLayer
 from service.layers.store import Store
-from service.limits import LONG_S, batch_limits, context_limits, queue_limits
+from service.limits import batch_limits, context_limits, queue_limits
 from service.loop_time import LoopClock
 from service.observability.telemetry import Telemetry
 from service.settings import Settings
@@ -88,15 +87,13 @@ class Service:
         self._leave = leave
         options = _engine_options(settings)
         self.engine = engine(options)
-        # A GPU has one thread, so no request is long there.
-        long_s = LONG_S if options.device.type == "cpu" else math.inf
-        batching, limits = batch_limits(settings), queue_limits(settings, long_s)
+        is_gpu = options.device.type != "cpu"
+        batching, limits = batch_limits(settings, is_gpu=is_gpu), queue_limits(settings, is_gpu=is_gpu)
         self.batcher: Batcher[LayerCall, Answer] = Batcher(self.engine, batching, limits, LoopClock(), telemetry)
         store = Store(settings.layers_dir, settings.max_layer_bytes)
         self._registry = registry = LayerRegistry(store, self.engine, telemetry)
-        self.shared = SharedState(
-            registry, lambda: self.readiness.reason, self.batcher, context_limits(settings), time.monotonic
-        )
+        requests = context_limits(settings, is_gpu=is_gpu)
+        self.shared = SharedState(registry, lambda: self.readiness.reason, self.batcher, requests, time.monotonic)
         self._heap = Heap()
         self.numerics = fingerprint(options)
         self.keys = None if settings.api_keys_file is None else KeyFile(settings.api_keys_file, telemetry)

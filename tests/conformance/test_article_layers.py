@@ -17,7 +17,7 @@ from attention_client.cli import heat_map
 from service.attention.call import Call, WeightsWanted
 from service.attention.layer import Layer
 from service.attention.masks import CombinedMask, Sizes, ignore
-from tests.attention_fixtures import CPU, full_weights, identity_layer, make_spec, randn
+from tests.attention_fixtures import DEVICE, full_weights, identity_layer, make_spec, randn
 
 wanted = WeightsWanted("heads", dtype=torch.float64)
 NAMES = ("query", "key", "value", "output")
@@ -54,7 +54,7 @@ def layer_of(weights, biases, num_heads: int) -> Layer:
     )  # fmt: skip
     tensors = {f"{name}.weight": w.T.contiguous() for name, w in zip(names, weights, strict=True)}
     tensors |= {f"{name}.bias": b for name, b in zip(names, biases, strict=True)}
-    return Layer(spec, tensors, dtype=torch.float64, device=CPU)
+    return Layer(spec, tensors, dtype=torch.float64, device=DEVICE)
 
 
 @pytest.mark.parametrize(

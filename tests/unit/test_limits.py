@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
-from service.limits import context_limits, queue_limits
+from service.limits import batch_limits, context_limits, queue_limits
 from service.settings import MIB, child_environment, load_settings
 
 
@@ -23,10 +21,10 @@ from service.settings import MIB, child_environment, load_settings
 )
 def test_load_shedding_is_on_unless_a_setting_bounds_the_queue(monkeypatch, given, wait_s):
     settings = load_settings(**given)
-    assert queue_limits(settings, math.inf).standing_wait_s == wait_s
+    assert queue_limits(settings).standing_wait_s == wait_s
     for name, value in child_environment(settings).items():
         monkeypatch.setenv(name, value)
-    assert queue_limits(load_settings(), math.inf).standing_wait_s == wait_s, "a child reads the same"
+    assert queue_limits(load_settings()).standing_wait_s == wait_s, "a child reads the same"
 
 
 @pytest.mark.parametrize(("queue_bytes", "intake_bytes"), [(1024, 5 * 10**6), (10**9, 25 * 10**7)])
@@ -42,3 +40,11 @@ def test_one_answer_may_have_half_of_the_queue_or_twice_the_largest_body_and_wei
     settings = load_settings(queue_bytes=queue_bytes)
     most = context_limits(settings).answer_bytes // 2
     assert most == max(queue_bytes // 2, 2 * (settings.max_body_bytes + settings.max_weights_bytes))
+
+
+def test_a_batch_has_limits_of_its_own_on_a_gpu_where_no_setting_gives_them():
+    given = load_settings(max_batch_tokens=5000)
+    cpu, gpu = (batch_limits(given, is_gpu=is_gpu) for is_gpu in (False, True))
+    assert (cpu.max_requests, cpu.max_tokens, cpu.max_cells) == (16, 5000, 2**24)
+    assert (gpu.max_requests, gpu.max_tokens, gpu.max_cells) == (128, 5000, 2**28)
+    assert context_limits(given, is_gpu=True).max_shared == gpu, "requests are sorted by the size of the same batch"

@@ -24,7 +24,7 @@ from service.attention.engine import EngineOptions
 from service.attention.layer import Layer
 from service.attention.masks import CombinedMask, Sizes, causal, lengths
 from tests.attention_fixtures import (
-    CPU,
+    DEVICE,
     DTYPES,
     THREADS,
     OneLayer,
@@ -105,7 +105,7 @@ def test_an_answer_has_the_same_bits_at_the_widths_of_published_models(dtype, th
 def test_an_answer_has_the_same_bits_while_the_other_thread_computes(dtype, threads, times):
     """Each call alone, and in batches on both threads of one engine at once."""
     spec = make_spec(64, 4)
-    options = EngineOptions(CPU, torch.float32 if dtype == torch.float64 else dtype, threads)
+    options = EngineOptions(DEVICE, torch.float32 if dtype == torch.float64 else dtype, threads)
     with torch_threads(threads):  # of this thread
         engine = OneLayer(options, spec)
         try:
@@ -238,7 +238,7 @@ def changed_needles(dtype: torch.dtype, threads: int, draws: int) -> list[str]:
     seed = rng.randrange(2**31)
     rng.seed(seed)
     found = []
-    layers = {name: Layer(spec, make_tensors(spec), dtype=dtype, device=CPU) for name, spec in NEEDLE_SPECS.items()}
+    layers = {name: Layer(spec, make_tensors(spec), dtype=dtype, device=DEVICE) for name, spec in NEEDLE_SPECS.items()}
     for layer in layers.values():
         layer.is_sequential = may_run_apart(layer) and not keeps_bits(layer)
     for draw in range(draws):

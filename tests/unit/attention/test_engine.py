@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import gc
+import re
 import statistics
 import sys
 import threading
@@ -28,6 +29,7 @@ from service.attention.scaled_dot_product import ScaledDotProduct
 from service.errors import CostLimit, EngineDown
 from tests.attention_fixtures import (
     CPU,
+    DEVICE,
     DTYPES,
     OneLayer,
     keeps_bits,
@@ -45,7 +47,7 @@ SPEC = make_spec(24, 3)
 
 @pytest.fixture
 def engine():
-    found = OneLayer(EngineOptions(CPU, torch.float32), SPEC)
+    found = OneLayer(EngineOptions(DEVICE, torch.float32), SPEC)
     yield found
     found.close()
 
@@ -76,10 +78,11 @@ def test_a_loaded_layer_answers_calls_in_order(engine):
     assert all(same_answers(one, other) for one, other in zip(answers, expected, strict=True))
 
 
-def test_loading_reports_the_self_check_and_its_duration(engine):
-    loaded = engine.engine.load(SPEC, make_tensors(SPEC)).result()
-    assert loaded.is_sequential is not keeps_bits(make_layer(SPEC))
-    assert loaded.seconds > 0
+def test_loading_reports_the_self_check_and_its_duration():
+    engine = OneLayer(EngineOptions(DEVICE, torch.float32, exact=True), SPEC)
+    engine.close()
+    assert engine.loaded.is_sequential is not keeps_bits(make_layer(SPEC))
+    assert engine.loaded.seconds > 0
 
 
 def test_each_version_of_a_layer_answers_in_every_dtype(engine):
@@ -142,7 +145,7 @@ def test_a_layer_that_cannot_be_loaded_raises_and_harms_no_other_layer(engine):
 
 
 def test_a_float64_query_computes_in_float64_and_any_other_in_the_layers_dtype():
-    engine = OneLayer(EngineOptions(CPU, torch.bfloat16), SPEC)
+    engine = OneLayer(EngineOptions(DEVICE, torch.bfloat16), SPEC)
     try:
         query = randn(1, 4, 24, dtype=torch.float64)
         exact = engine.run([Call(query)]).result()[0]
@@ -163,7 +166,7 @@ def test_short_and_long_batches_each_have_a_thread_with_the_configured_torch_thr
         return forward(self, calls)
 
     monkeypatch.setattr(Layer, "forward", watching)
-    before, engine = torch.get_num_threads(), OneLayer(EngineOptions(CPU, torch.float32, num_threads=2), SPEC)
+    before, engine = torch.get_num_threads(), OneLayer(EngineOptions(DEVICE, torch.float32, num_threads=2), SPEC)
     try:
         seen.clear()  # of the self-check
         for is_long in (False, True):
@@ -269,7 +272,7 @@ def test_any_exception_of_an_inline_batch_fails_only_that_batch(engine, monkeypa
 )
 def test_no_batch_is_inline_on_a_device_or_with_several_threads(options, monkeypatch):
     """The event loop would wait for a device that computes without it."""
-    engine = Engine(EngineOptions(**{"device": CPU, "dtype": torch.float32, **options}))
+    engine = Engine(EngineOptions(**{"device": DEVICE, "dtype": torch.float32, **options}))
     names: list[str] = []
     monkeypatch.setattr(engine, "_run", lambda batch: names.append(threading.current_thread().name))
     loaded = LoadedLayer(SPEC, {}, {torch.float32: make_layer(SPEC)}, {torch.float32: 1.0})
@@ -299,6 +302,8 @@ def memory_error_of_torch() -> RuntimeError:
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB"),
         RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 64 bytes."),
         RuntimeError("CUDA error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
     ],
     ids=lambda failure: type(failure).__name__,
 )
@@ -453,7 +458,7 @@ def test_a_load_cancelled_during_its_last_step_raises_nothing_on_the_compute_thr
     monkeypatch.setattr("service.attention.engine.checks", cancelled)
     loading = engine.engine.load(SPEC, make_tensors(SPEC))
     may_cancel.set()
-    assert [step.exception(10) for step in submitted] == [None]
+    assert {step.exception(10) for step in submitted} == {None}
     assert loading.cancelled()
 
 
@@ -500,15 +505,28 @@ def test_a_device_failure_ends_the_engine_rather_than_one_batch_or_load(engine, 
     assert "illegal" not in caught.value.message
 
 
-def test_a_load_that_runs_out_of_device_memory_fails_alone(engine, monkeypatch):
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "CUDA error: out of memory",
+        "CUDA error: no kernel image is available for execution on the device",
+        "CUDA error: invalid configuration argument",
+        "CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasLtMatmul(...)`",
+        "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED",
+    ],
+)
+def test_a_failure_that_leaves_the_device_fails_a_load_or_a_batch_alone(engine, monkeypatch, reason):
     def fail(self, calls):
-        raise torch.AcceleratorError("CUDA error: out of memory")
+        raise torch.AcceleratorError(reason)
 
     with monkeypatch.context() as patched:
         patched.setattr(Layer, "forward", fail)
-        with pytest.raises(torch.AcceleratorError, match="out of memory"):
+        with pytest.raises(torch.AcceleratorError, match=re.escape(reason)):
             engine.engine.load(SPEC, make_tensors(SPEC)).result()
+        failure = engine.run([call()]).exception(10)
+        assert isinstance(failure, CostLimit if "memory" in reason else torch.AcceleratorError)
     engine.engine.load(SPEC, make_tensors(SPEC)).result()
+    assert engine.run([call()]).result(10)
 
 
 def test_a_load_that_fails_leaves_the_memory_without_a_collection(engine, monkeypatch):
@@ -652,12 +670,19 @@ def test_the_first_rate_is_that_of_the_self_check(engine):
 
 
 def test_an_engine_in_exact_mode_on_the_cpu_answers_the_same_bits(engine):
-    exact = OneLayer(EngineOptions(CPU, torch.float32, exact=True), SPEC)
+    exact = OneLayer(EngineOptions(DEVICE, torch.float32, exact=True), SPEC)
     try:
         one = call(5)
         assert same_bits(exact.run([one, call()]).result()[0].output, engine.run([one]).result()[0].output)
     finally:
         exact.close()
+
+
+def test_an_engine_turns_off_what_rounds_more_on_a_gpu_or_plans_for_each_shape(engine):
+    products, attention = torch.backends.cuda.matmul, torch.backends.cuda
+    reductions = products.allow_fp16_reduced_precision_reduction, products.allow_bf16_reduced_precision_reduction
+    tf32 = products.allow_tf32, torch.backends.cudnn.allow_tf32
+    assert not any((*reductions, *tf32, attention.cudnn_sdp_enabled()))
 
 
 def test_a_device_is_selected_by_name(monkeypatch):
@@ -671,7 +696,7 @@ def test_a_device_is_selected_by_name(monkeypatch):
 
 
 def test_attention_without_a_layer_computes_in_float32_or_float64_also_in_a_bfloat16_service():
-    engine = Engine(EngineOptions(CPU, torch.bfloat16))
+    engine = Engine(EngineOptions(DEVICE, torch.bfloat16))
     loaded = engine.load(None, {}).result()
     for dtype, computed in (
         (torch.float16, torch.float32),
@@ -681,7 +706,7 @@ def test_attention_without_a_layer_computes_in_float32_or_float64_also_in_a_bflo
         x = torch.randn(1, 2, 3, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
         call = AttentionCall(x, x, x, 0.5)
         answers: Any = engine.run([LayerCall(loaded, call)]).future.result()
-        (expected,) = ScaledDotProduct(dtype=computed, device=CPU).forward([call])
+        (expected,) = ScaledDotProduct(dtype=computed, device=DEVICE).forward([call])
         assert same_bits(answers[0].output, expected.output)
     engine.close()
     assert not loaded.is_sequential
@@ -696,11 +721,12 @@ def test_a_fingerprint_names_instruction_set_torch_threads_and_dtype():
 
 
 def test_fingerprints_differ_where_bits_may():
-    found = {fingerprint(EngineOptions(CPU, dtype, threads)) for dtype in DTYPES for threads in (1, 2)}
+    found = {fingerprint(EngineOptions(DEVICE, dtype, threads)) for dtype in DTYPES for threads in (1, 2)}
     assert len(found) == 8
 
 
 def test_a_fingerprint_is_plain_words_and_numbers():
     assert all(
-        type(value) in (str, int) for value in dataclasses.astuple(fingerprint(EngineOptions(CPU, torch.bfloat16, 1)))
+        type(value) in (str, int)
+        for value in dataclasses.astuple(fingerprint(EngineOptions(DEVICE, torch.bfloat16, 1)))
     )

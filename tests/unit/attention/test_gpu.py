@@ -9,6 +9,8 @@ from service.attention.call import Call, WeightsWanted
 from service.attention.engine import EngineOptions
 from service.attention.masks import Added, Allowed, CombinedMask, Sizes, causal
 from tests.attention_fixtures import (
+    CPU,
+    DEVICE,
     OneLayer,
     full_weights,
     make_layer,
@@ -19,9 +21,12 @@ from tests.attention_fixtures import (
     same_bits,
 )
 
+GPU = torch.device("cuda") if DEVICE == CPU else DEVICE
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: run it on a machine that has one"),
+    pytest.mark.skipif(
+        GPU.type == "cuda" and not torch.cuda.is_available(), reason="no CUDA device: run it on a machine that has one"
+    ),
 ]
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 SPEC = make_spec(128, 4)
@@ -32,7 +37,7 @@ every_dtype = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.fixture
 def engine(dtype, request):
     is_exact = getattr(request, "param", False)
-    found = OneLayer(EngineOptions(torch.device("cuda"), dtype, exact=is_exact), SPEC)
+    found = OneLayer(EngineOptions(GPU, dtype, exact=is_exact), SPEC)
     yield found
     found.close()
 

@@ -16,7 +16,7 @@ from service.attention.masks import Allowed, CombinedMask, Sizes, lengths
 from service.errors import LayerNotLoaded
 from tests import oracle
 from tests.attention_fixtures import (
-    CPU,
+    DEVICE,
     DTYPES,
     as_arrays,
     engine_mask,
@@ -44,8 +44,8 @@ def test_a_layer_with_values_beyond_its_dtype_is_not_loaded(value, dtype):
     tensors = {name: tensor.double() for name, tensor in make_tensors(spec).items()}
     tensors["key.bias"][3] = value
     with pytest.raises(LayerNotLoaded, match=rf"^values of key\.bias exceed {str(dtype).removeprefix('torch.')}$"):
-        Layer(spec, tensors, dtype=dtype, device=CPU)
-    assert Layer(spec, tensors, dtype=torch.float64, device=CPU)
+        Layer(spec, tensors, dtype=dtype, device=DEVICE)
+    assert Layer(spec, tensors, dtype=torch.float64, device=DEVICE)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -208,7 +208,7 @@ def test_a_combined_mask_of_no_masks_is_no_mask():
 def test_a_layer_keeps_no_reference_to_its_source_tensors():
     tensors = make_tensors(spec := make_spec(12, 3, has_bias_kv=True))
     tensors = {name: tensor.float() for name, tensor in tensors.items()}
-    layer = type(make_layer(spec))(spec, tensors, dtype=torch.float32, device=CPU)
+    layer = type(make_layer(spec))(spec, tensors, dtype=torch.float32, device=DEVICE)
     call = Call(randn(1, 4, 12))
     before = layer.forward([call])[0]
     for tensor in tensors.values():

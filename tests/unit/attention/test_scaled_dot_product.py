@@ -16,7 +16,7 @@ from service.attention.masks import Allowed, CombinedMask, Sizes, causal
 from service.attention.scaled_dot_product import ScaledDotProduct
 from tests import oracle
 from tests.attention_fixtures import (
-    CPU,
+    DEVICE,
     DTYPES,
     THREADS,
     Allocations,
@@ -86,7 +86,7 @@ def drawn_calls(draw: st.DrawFn, dtype: torch.dtype = torch.float32) -> Drawn:
 
 
 def layer_for(dtype: torch.dtype) -> ScaledDotProduct:
-    return ScaledDotProduct(dtype=torch.float64 if dtype == torch.float64 else torch.float32, device=CPU)
+    return ScaledDotProduct(dtype=torch.float64 if dtype == torch.float64 else torch.float32, device=DEVICE)
 
 
 def answer(call: AttentionCall) -> Answer:

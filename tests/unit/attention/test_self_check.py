@@ -13,7 +13,7 @@ from service.attention.layer import MAX_ROWS, Layer
 from service.attention.masks import Sizes
 from service.attention.self_check import RATED, SAME_LENGTHS, checks, first_rate, sample_calls
 from tests.attention_fixtures import (
-    CPU,
+    DEVICE,
     DTYPES,
     OneLayer,
     blas_keeps_rows,
@@ -69,14 +69,14 @@ DOUBLES = [ManyRowsRoundDifferently, OddPlacesRoundDifferently, WeightsChangeThe
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_a_difference_in_the_last_place_is_detected(double, dtype):
     spec = make_spec(24, 3)
-    assert not keeps_bits(double(spec, make_tensors(spec), dtype=dtype, device=CPU))
+    assert not keeps_bits(double(spec, make_tensors(spec), dtype=dtype, device=DEVICE))
 
 
 @pytest.mark.parametrize("double", DOUBLES[:2])
 def test_a_layer_that_failed_the_self_check_runs_one_sequence_at_a_time(monkeypatch, double):
     monkeypatch.setattr(engine_module, "Layer", double)
     spec = make_spec(24, 3)
-    engine = OneLayer(EngineOptions(CPU, torch.float32), spec)
+    engine = OneLayer(EngineOptions(DEVICE, torch.float32, exact=True), spec)
     try:
         assert engine.loaded.is_sequential
         calls = [Call(randn(1, rows, 24, seed=rows)) for rows in (1, 5, 2, 30)]

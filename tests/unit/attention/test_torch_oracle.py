@@ -11,7 +11,7 @@ from service.attention.call import Call, WeightsWanted
 from service.attention.layer import Layer
 from service.attention.masks import Added, Allowed, CombinedMask, Mask, Sizes, causal, ignore
 from service.attention.spec import LayerSpec
-from tests.attention_fixtures import CPU, full_weights, randn
+from tests.attention_fixtures import DEVICE, full_weights, randn
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 5e-6, torch.bfloat16: 4e-2}
 WIDTH, HEADS, B, L = 24, 3, 2, 5
@@ -57,7 +57,7 @@ def both(
         has_bias_kv=extras,
         add_zero_attn=module.add_zero_attn,
     )
-    return module, Layer(spec, tensors, dtype=dtype, device=CPU)
+    return module, Layer(spec, tensors, dtype=dtype, device=DEVICE)
 
 
 def compare(module, layer: Layer, inputs, masks: list[Mask], **torch_masks) -> None:

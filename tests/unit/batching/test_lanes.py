@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Hashable
 from itertools import pairwise
@@ -48,6 +49,16 @@ def test_the_work_ahead_is_that_of_the_lane_and_as_much_for_each_other_lane():
 
 
 # Shares
+
+
+def test_where_each_sequence_is_charged_a_lane_of_many_sequences_gets_fewer_batches():
+    """On a GPU each takes launches, whatever its flops."""
+    lanes: Lanes[Item] = Lanes(flops_per_sequence=10 * BATCH_OVERHEAD_FLOPS)
+    for _ in range(20):
+        lanes.append(Item("many", cost()._replace(sequences=9)))
+        lanes.append(Item("one", cost()))
+    served = [batch[0].lane for batch in itertools.islice(drained(lanes, limits(max_requests=1)), 22)]
+    assert Counter(served) == {"many": 3, "one": 19}, "91 units of work each, and 11"
 
 
 @given(st.integers(1, 10**10), st.integers(1, 10**10), st.integers(1, 5), st.integers(1, 5))

@@ -1,8 +1,10 @@
 """What a process of the service is given before it serves."""
 
+import json
 import sys
 
 import pytest
+import torch
 import typer
 
 from service import cli
@@ -55,6 +57,25 @@ def test_a_gpu_that_torch_can_use_has_one_worker_whatever_its_number(monkeypatch
     assert serve.num_workers(given.model_copy(update={"device": "cpu"})) == 4
     monkeypatch.setattr(serve, "version", lambda _: "2.13.0+cpu")
     assert serve.num_workers(given) == 4
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU that torch can use")
+def test_a_gpu_that_torch_cannot_use_is_said_and_has_a_worker_a_core(monkeypatch, tmp_path, capfd):
+    """Here torch cannot, because it was built for the CPU; elsewhere because the driver is too old."""
+    monkeypatch.setattr(serve, "DEVICES", tmp_path)
+    monkeypatch.setattr(serve, "version", lambda _: "2.13.0")
+    monkeypatch.setattr(settings_module, "usable_cores", lambda: 8)
+    given = load_settings(workers=0)
+    assert serve.without_unusable_gpu(given) is given
+    assert not capfd.readouterr().out
+    (tmp_path / "nvidia0").touch()
+    found = serve.without_unusable_gpu(given)
+    assert (found.device, serve.num_workers(found)) == ("cpu", 8)
+    line = json.loads(capfd.readouterr().out)
+    assert (line["event"], line["level"]) == ("gpu_unusable", "warning")
+    assert "CUDA" in line["reason"]
+    chosen = given.model_copy(update={"device": "cuda"})
+    assert serve.without_unusable_gpu(chosen) is chosen, "its workers refuse to start"
 
 
 @pytest.mark.parametrize("place", ["none", "file/layers", "file", "a" * 300, "a" * 300 + "/layers"])
