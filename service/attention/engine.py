@@ -27,7 +27,7 @@ from service.attention.heap import trim
 from service.attention.layer import Layer
 from service.attention.progress import Progress, current
 from service.attention.scaled_dot_product import ScaledDotProduct
-from service.attention.self_check import Variant, checks, first_rate
+from service.attention.self_check import Variant, first_rate, settle
 from service.attention.spec import LayerSpec
 from service.errors import CostLimit, EngineDown
 
@@ -98,6 +98,11 @@ class LoadedLayer:
     def is_sequential(self) -> bool:
         """Whether calls in its first dtype cannot share a forward pass (by the self-check, or in a GPU's exact mode)."""
         return next(iter(self.variants.values())).is_sequential
+
+    @property
+    def least_rows(self) -> int:
+        """Of any product in its first dtype, by the self-check; 1 without products."""
+        return next(iter(self.variants.values())).least_rows
 
 
 class LayerCall(NamedTuple):
@@ -272,15 +277,13 @@ class Engine:
 
         The first step also converts and packs the weights.
         """
-        device, is_bitwise = self.options.device, True
+        device = self.options.device
         layer: Variant = ScaledDotProduct(dtype=dtype, device=device)
         if loaded.spec is not None:
             layer = Layer(loaded.spec, loaded.tensors, dtype=dtype, device=device)
-        for kept in checks(layer):
-            is_bitwise = is_bitwise and kept
-            yield
-        # By default a GPU promises only a tolerance, so only the exact mode runs sequences one at a time there.
-        layer.is_sequential = not is_bitwise if device.type == "cpu" else self.options.exact
+        yield from settle(layer)
+        if device.type != "cpu":  # it promises only a tolerance, so only the exact mode runs sequences one at a time
+            layer.is_sequential = self.options.exact
         rate = first_rate(layer, self._clock)
         loaded.variants[dtype], loaded.rates[dtype] = layer, rate
 
