@@ -121,16 +121,16 @@ class Packed(Projection):
 
 @functools.lru_cache(4096)
 def in_sizes(rows: int, least: int) -> Sequence[int]:
-    """Return SIZES of at least `least`, largest first, whose sum is `rows` or more: those that take the least time."""
+    """Return SIZES of at least `least`, largest first; their sum is `rows` or up to `least` - 1 more, for the least time."""
     whole = max(0, rows // SIZES[0] - 1)
     rest = rows - whole * SIZES[0]  # less than two of the largest size
-    cheapest: dict[int, list[int]] = {0: []}  # for each sum
-    for total in range(ROW_MULTIPLE, 2 * SIZES[0] + 1, ROW_MULTIPLE):
-        found = [[*cheapest[total - size], size] for size in SIZES if size >= least and total - size in cheapest]
+    fewest: dict[int, list[int]] = {0: []}  # for each sum
+    for total in range(ROW_MULTIPLE, rest + least, ROW_MULTIPLE):
+        found = [[*fewest[total - size], size] for size in SIZES if size >= least and total - size in fewest]
         if found:
-            cheapest[total] = min(found, key=len)
-    best = min((sum(sizes) + PRODUCT_ROWS * len(sizes), sizes) for total, sizes in cheapest.items() if total >= rest)
-    return [SIZES[0]] * whole + sorted(best[1], reverse=True)
+            fewest[total] = min(found, key=len)
+    costs = {total: total + PRODUCT_ROWS * len(sizes) for total, sizes in fewest.items() if total >= rest}
+    return [SIZES[0]] * whole + sorted(fewest[min(costs, key=lambda total: costs[total])], reverse=True)
 
 
 def packed(plain: Plain) -> Projection:

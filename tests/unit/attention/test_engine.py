@@ -409,7 +409,7 @@ def held_check(monkeypatch) -> tuple[threading.Event, threading.Event]:
         assert go_on.wait(10)
         yield True
 
-    monkeypatch.setattr("service.attention.engine.checks", held)
+    monkeypatch.setattr("service.attention.self_check.checks", held)
     return started, go_on
 
 
@@ -451,7 +451,7 @@ def test_a_load_cancelled_during_its_last_step_raises_nothing_on_the_compute_thr
         yield from ()
 
     monkeypatch.setattr(engine.engine._long, "submit", recorded)
-    monkeypatch.setattr("service.attention.engine.checks", cancelled)
+    monkeypatch.setattr("service.attention.self_check.checks", cancelled)
     loading = engine.engine.load(SPEC, make_tensors(SPEC))
     may_cancel.set()
     assert [step.exception(10) for step in submitted] == [None]
