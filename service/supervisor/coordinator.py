@@ -6,9 +6,9 @@ Invariants: One rollout runs at a time. No process serves the new layers before 
 only when every process serves them. After a refusal, a death during PREPARE, a timeout, a withdrawal or the death of the author
 (the process that asked) it is rolled back; until then some processes may serve the new layer. A process counts only while its
 last report is younger than MAX_AGE_S. The service is not ready, and no rollout succeeds, while the self-checks of two processes
-differ: one layer would give other bits in each (P1). The first process that has loaded the layer directory decides the first desired state.
-Nothing needs a timer, because every process reports once a second, and each report is answered. Time in which no process reports
-counts against no process and no deadline, because the coordinator itself was paused.
+differ: one layer would give other bits in each (P1). The first process that has loaded the layer directory decides the first
+desired state. Nothing needs a timer, because every process reports once a second, and each report is answered. Time in which no
+process reports counts against no process and no deadline, because the coordinator itself was paused.
 """
 
 from __future__ import annotations
