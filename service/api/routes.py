@@ -41,13 +41,14 @@ class LayerLimits(BaseModel):
 
 
 class NumericsAnswer(BaseModel):
-    """Bits are promised on one such fingerprint, not across machines."""
+    """Bits are promised on one such fingerprint, not across machines; `least_rows` is of the layer, by its self-check."""
 
     isa: str = Field(description="instructions that torch uses")
     torch: str = Field(description="its version")
     threads: int = Field(description="threads of a pass")
     dtype: str = Field(description="that it computes in")
     device: str = Field(description="cpu or cuda")
+    least_rows: int = Field(description="of a matrix product: fewer are filled up with zeros")
 
 
 class LayerAnswer(BaseModel):

@@ -28,7 +28,7 @@ from service.attention.heap import trim
 from service.attention.layer import Layer
 from service.attention.progress import Progress, current
 from service.attention.scaled_dot_product import ScaledDotProduct
-from service.attention.self_check import Variant, checks, first_rate
+from service.attention.self_check import Variant, first_rate, settle
 from service.attention.spec import LayerSpec
 from service.errors import CostLimit, EngineDown
 
@@ -116,6 +116,11 @@ class LoadedLayer:
     def is_sequential(self) -> bool:
         """Whether calls in its first dtype cannot share a forward pass (by the self-check, or in a GPU's exact mode)."""
         return next(iter(self.variants.values())).is_sequential
+
+    @property
+    def least_rows(self) -> int:
+        """Of any product in its first dtype, by the self-check; 1 without products."""
+        return next(iter(self.variants.values())).least_rows
 
 
 class LayerCall(NamedTuple):
@@ -290,15 +295,13 @@ class Engine:
 
         The first step also converts and packs the weights.
         """
-        device, is_bitwise = self.options.device, True
+        device = self.options.device
         layer: Variant = ScaledDotProduct(dtype=dtype, device=device)
         if loaded.spec is not None:
             layer = Layer(loaded.spec, loaded.tensors, dtype=dtype, device=device)
-        for kept in checks(layer):
-            is_bitwise = is_bitwise and kept
-            yield
-        # By default a GPU promises only a tolerance.
-        layer.is_sequential = not is_bitwise and (device.type == "cpu" or self.options.exact)
+        yield from settle(layer)
+        if device.type != "cpu" and not self.options.exact:  # a GPU promises only a tolerance
+            layer.is_sequential = False
         rate = first_rate(layer, self._clock)
         loaded.variants[dtype], loaded.rates[dtype] = layer, rate
 

@@ -5,8 +5,8 @@ key rows, H head width, V value head width.
 
 Invariants: On a CPU, a call's bits do not depend on other calls of the batch (P1). Which projections are fused depends on the
 call and the layer. Each product has enough rows that a row's bits do not depend on the others. Sequences run one by one, or
-together where `kernels.may_share` allows it. Where this machine's products break the rule for rows (`self_check.py` tests it),
-the layer is `is_sequential` and takes one sequence at a time.
+together where `kernels.may_share` allows it. Where this machine's products break the rule for rows, the self-check raises
+`least_rows`; where no row count keeps it, the layer is `is_sequential` and takes one sequence at a time.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ class Layer:
     ) -> None:
         self.spec = spec
         self.dtype = dtype
+        self.device = device
         self.is_sequential = False
         moved = {name: tensor.to(device, dtype) for name, tensor in tensors.items()}
         # With an infinite value every answer would be NaN.
@@ -63,13 +64,18 @@ class Layer:
         self.is_fused = self._fused is not None
         """Whether self-attention computes query, key and value in one matrix product."""
         used = [*self._inputs, *(one for one in (self._fused, self._output) if one is not None)]
-        self._least_rows = max(one.least_rows for one in used)
+        self.least_rows = max(one.least_rows for one in used)
+        """Of any product of the layer; the self-check may raise it."""
+        self._is_packed = any(isinstance(one, Packed) for one in used)
         # The input projections are slices of an unpacked fused one, and have no memory of their own.
         held = used[len(INPUTS) :] if isinstance(self._fused, Plain) else used
         self.num_bytes = sum(one.num_bytes for one in held)
         """Bytes that the layer's matrices take on its device."""
-        self.product_sizes = sorted({size for one in held for size in one.sizes}, reverse=True)
+
+    @property
+    def product_sizes(self) -> list[int]:
         """Row counts of the layer's packed products, largest first; empty if no projection is packed (`projection.py`)."""
+        return [size for size in projection.SIZES if size >= self.least_rows] if self._is_packed else []
 
     def _input_projections(self, moved: Mapping[str, torch.Tensor]) -> tuple[Sequence[Projection], Projection | None]:
         """Return separate query, key and value projections, and the fused one where self-attention gains by it."""
@@ -133,13 +139,13 @@ class Layer:
         )
         projection.fill(context_RK, tokens, width)
         weights = self._attend_all(calls, sort_keys, context_RK[:tokens, :width])
-        output = context_RK[:, :width] if self._output is None else self._output(context_RK)
+        output = context_RK[:, :width] if self._output is None else self._output(context_RK, self.least_rows)
         parts = zip(calls, projection.split(output, shapes), weights, strict=True)
         return [Answer(part.to(call.query), found) for call, part, found in parts]
 
     def _rows_with_filler(self, tokens: int, num_products: int) -> int:
         """Round the row count up; the difference counts as filler of the batch, once for each product."""
-        rows = projection.padded_rows(tokens, self._least_rows)
+        rows = projection.padded_rows(tokens, self.least_rows, is_packed=self._is_packed)
         note_filler((rows - tokens) * num_products)
         return rows
 
@@ -187,7 +193,7 @@ class Layer:
         """Pack the parts once and return one product per projection."""
         tokens = sum(part.shape[0] * part.shape[1] for part in parts)
         x_RK = projection.pack(parts, self._rows_with_filler(tokens, len(projections)), like=self._like)
-        return [product(x_RK) for product in projections]
+        return [product(x_RK, self.least_rows) for product in projections]
 
     def _split_heads(self, columns: Sequence[torch.Tensor], lengths: Sequence[Sequence[int]]) -> list[Heads]:
         """Return each sequence's rows of query, key and value as views."""

@@ -6,8 +6,9 @@ Legend: B sequences, L rows of one sequence, T rows of all together, R = T plus 
 
 Invariants: `split` undoes `pack` exactly. No row represents a position that does not exist (P3). Filler rows only round the
 matrix up: from `least_rows` on, in multiples of ROW_MULTIPLE, a row's bits depend on the row alone (P1; measured,
-docs/performance.md, and checked for each layer, `self_check.py`). For each row count that oneDNN gets it compiles code and keeps
-it, half a megabyte and more. So it gets only the row counts of SIZES.
+docs/performance.md). The check of each layer may raise `least_rows` (`self_check.py`): on a processor with AMX, products of fewer
+than 48 rows in bfloat16 round differently. For each row count that oneDNN gets it compiles code and keeps it, half a megabyte and
+more. So it gets only the row counts of SIZES.
 """
 
 from __future__ import annotations
@@ -30,10 +31,12 @@ WIDTH_MULTIPLE = 4
 # rows in float32, products of at most 4,096 multiply-adds in the 16-bit dtypes.
 MIN_ROWS = 12
 MIN_HALF_PRODUCT = 4096
-# Row counts of products with a packed weight, largest first: every multiple of ROW_MULTIPLE is a sum of few of them. A product
-# reads all weights, which exceed a core's cache; that takes as long as ten rows. The result of a single product needs no copy.
-# So 10 to 16 short requests make one or two products. Above 256 rows a result leaves the cache before it is copied.
-SIZES = (256, 240, 224, 208, 192, 160, 128, 64, 32, 16, 8, 4)
+# Row counts of products with a packed weight, largest first: every multiple of ROW_MULTIPLE is a sum of few of them. The result
+# of a single product needs no copy. So 9 to 16 short requests make one or two products. Above 256 rows a result leaves the cache
+# before it is copied.
+SIZES = (256, 240, 224, 208, 192, 160, 128, 64, 48, 32, 16, 8, 4)
+# A product reads all weights, which exceed a core's cache; that takes as long as these many rows.
+PRODUCT_ROWS = 10
 # Rows of a piece of an unpacked product. From twice as many rows on it is computed in pieces; the last takes the rest, so it is
 # never small. A batch may stop between two pieces (12 ms each at a width of 512 in float64).
 PIECE_ROWS = 1024
@@ -44,7 +47,7 @@ _ops = torch.ops.mkldnn
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Projection(abc.ABC):
-    """A product with W [out, K] for x_RK of at least `least_rows` rows; K is the input width, zero-padded to a multiple of 4."""
+    """A product with W [out, K]; K is the input width, zero-padded to a multiple of 4."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None
@@ -59,15 +62,12 @@ class Projection(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def least_rows(self) -> int: ...
-
-    @property
-    @abc.abstractmethod
-    def sizes(self) -> Sequence[int]:
-        """Row counts of its products, each with its own compiled code; empty: any row count."""
+    def least_rows(self) -> int:
+        """The row count from which on a row's bits depend on the row alone, as far as is known before the self-check."""
 
     @abc.abstractmethod
-    def __call__(self, x_RK: torch.Tensor, /) -> torch.Tensor: ...
+    def __call__(self, x_RK: torch.Tensor, least_rows: int, /) -> torch.Tensor:
+        """Return x·Wᵀ + b for `padded_rows` rows, in products of at least `least_rows` rows."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -80,11 +80,7 @@ class Plain(Projection):
             return MIN_ROWS
         return max(MIN_ROWS, MIN_HALF_PRODUCT // self.num_weights + 1)
 
-    @property
-    def sizes(self) -> Sequence[int]:
-        return ()
-
-    def __call__(self, x_RK: torch.Tensor, /) -> torch.Tensor:
+    def __call__(self, x_RK: torch.Tensor, _: int, /) -> torch.Tensor:
         if len(x_RK) < 2 * PIECE_ROWS or x_RK.device.type != "cpu":
             return F.linear(x_RK, self.weight, self.bias)
         y = x_RK.new_empty(len(x_RK), self.weight.shape[0])
@@ -108,12 +104,8 @@ class Packed(Projection):
     def least_rows(self) -> int:
         return ROW_MULTIPLE
 
-    @property
-    def sizes(self) -> Sequence[int]:
-        return SIZES
-
-    def __call__(self, x_RK: torch.Tensor, /) -> torch.Tensor:
-        sizes = in_sizes(len(x_RK))
+    def __call__(self, x_RK: torch.Tensor, least_rows: int, /) -> torch.Tensor:
+        sizes = in_sizes(len(x_RK), least_rows)
         if len(sizes) == 1:
             return self._product(x_RK)
         y = x_RK.new_empty(len(x_RK), self.weight.shape[0])
@@ -128,13 +120,17 @@ class Packed(Projection):
 
 
 @functools.lru_cache(4096)
-def in_sizes(rows: int) -> list[int]:
-    """Return the SIZES, largest first, whose sum is `rows`, a multiple of ROW_MULTIPLE."""
-    found: list[int] = []
-    for size in SIZES:
-        num, rows = divmod(rows, size)
-        found += [size] * num
-    return found
+def in_sizes(rows: int, least: int) -> Sequence[int]:
+    """Return SIZES of at least `least`, largest first; their sum is `rows` or up to `least` - 1 more, for the least time."""
+    whole = max(0, rows // SIZES[0] - 1)
+    rest = rows - whole * SIZES[0]  # less than two of the largest size
+    fewest: dict[int, list[int]] = {0: []}  # for each sum
+    for total in range(ROW_MULTIPLE, rest + least, ROW_MULTIPLE):
+        found = [[*fewest[total - size], size] for size in SIZES if size >= least and total - size in fewest]
+        if found:
+            fewest[total] = min(found, key=len)
+    costs = {total: total + PRODUCT_ROWS * len(sizes) for total, sizes in fewest.items() if total >= rest}
+    return [SIZES[0]] * whole + sorted(fewest[min(costs, key=lambda total: costs[total])], reverse=True)
 
 
 def packed(plain: Plain) -> Projection:
@@ -171,8 +167,10 @@ def padded_width(width: int) -> int:
     return -(-width // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
 
 
-def padded_rows(tokens: int, least: int) -> int:
-    """Round T up to R; `least` is the least row count of the projections of these rows."""
+def padded_rows(tokens: int, least: int, *, is_packed: bool) -> int:
+    """Round T up to R, for products of at least `least` rows; if one `is_packed`, to the sum of `in_sizes`."""
+    if is_packed:
+        return sum(in_sizes(tokens, least))
     return -(-max(tokens, least) // ROW_MULTIPLE) * ROW_MULTIPLE
 
 

@@ -29,6 +29,7 @@ class ScaledDotProduct:
     def __init__(self, *, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype = dtype
         self.is_sequential = False  # written by the engine; a sequence never shares a product here
+        self.least_rows = 1
         self._like = torch.empty(0, dtype=dtype, device=device)
 
     def forward(self, calls: Sequence[AttentionCall]) -> list[Answer]:

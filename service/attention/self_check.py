@@ -2,7 +2,8 @@
 
 Invariants: It runs real forward passes, so it is the warm-up as well. It compares bits, never within a tolerance. A result
 holds for one layer, dtype, device and number of threads, so the check runs for each. It also checks P2: requesting weights
-does not change the output. The first forecasts come from a pass that follows it.
+does not change the output. It finds the least rows from which on this machine's products keep the bits. The first forecasts come
+from a pass that follows it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from service.attention import cost
 from service.attention.call import AttentionCall, Call, WeightsWanted
 from service.attention.layer import MAX_ROWS, Layer
 from service.attention.masks import CombinedMask, Sizes, causal
+from service.attention.projection import SIZES
 from service.attention.scaled_dot_product import ScaledDotProduct
 
 # Lengths around every rounding rule of `projection.py`: single rows, odd counts, below and above 12 rows, a common long one. The
@@ -39,6 +41,24 @@ def checks(layer: Variant) -> Iterator[bool]:
     A step is one pass of at most MAX_ROWS rows, so that batches can compute in between.
     """
     return _attention_checks(layer) if isinstance(layer, ScaledDotProduct) else _layer_checks(layer)
+
+
+def settle(layer: Variant) -> Iterator[None]:
+    """Find the least rows of a product with which a layer on a CPU passes `checks`; without any, it is sequential.
+
+    A step is one pass.
+    """
+    least_rows, has_passed = layer.least_rows, True
+    may_raise = isinstance(layer, Layer) and layer.device.type == "cpu"
+    for rows in (least_rows, *(size for size in reversed(SIZES) if may_raise and size > least_rows)):
+        layer.least_rows = rows
+        for has_passed in checks(layer):
+            yield
+            if not has_passed:
+                break
+        if has_passed:
+            return
+    layer.least_rows, layer.is_sequential = least_rows, True
 
 
 def first_rate(layer: Variant, clock: Callable[[], float]) -> float:

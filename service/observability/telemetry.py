@@ -151,7 +151,7 @@ class Telemetry:
         self.metrics.add_layer_totals({name: LayerTotals()})  # likewise
         if loaded.is_sequential:
             self._log.warning("layer_runs_sequentially", layer=name, reason="the self-check found bits that differ")
-        self._log.info("layer_loaded", layer=name, seconds=round(loaded.seconds, 3))
+        self._log.info("layer_loaded", layer=name, seconds=round(loaded.seconds, 3), least_rows=loaded.least_rows)
 
     def layer_refused(self, name: str, error: LayerError) -> None:
         """Report that a layer's file cannot be served; an admin's request for the layer also fails, with its own error."""

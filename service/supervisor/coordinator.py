@@ -5,16 +5,17 @@ change, and after each of its own reports.
 Invariants: One rollout runs at a time. No process serves the new layers before every process has them ready. A rollout succeeds
 only when every process serves them. After a refusal, a death during PREPARE, a timeout, a withdrawal or the death of the author
 (the process that asked) it is rolled back; until then some processes may serve the new layer. A process counts only while its
-last report is younger than MAX_AGE_S. The first process that has loaded the layer directory decides the first desired state.
-Nothing needs a timer, because every process reports once a second, and each report is answered. Time in which no process reports
-counts against no process and no deadline, because the coordinator itself was paused.
+last report is younger than MAX_AGE_S. The service is not ready, and no rollout succeeds, while the self-checks of two processes
+differ: one layer would give other bits in each (P1). The first process that has loaded the layer directory decides the first
+desired state. Nothing needs a timer, because every process reports once a second, and each report is answered. Time in which no
+process reports counts against no process and no deadline, because the coordinator itself was paused.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from service.errors import LayerChanged, NotReady, ServiceError
 from service.supervisor.status import Change, DesiredState, Phase, RolloutOutcome, ServiceStatus, State, WorkerStatus
@@ -25,6 +26,7 @@ MAX_AGE_S = 6.0
 STOPPED_S = 2.0
 # The author gets its error when every process has acknowledged that its rollout is aborted, or after this time.
 ABORT_S = 2.0
+_UNEQUAL = "the self-check of a layer gave different results in two processes"
 
 
 @dataclasses.dataclass(slots=True)
@@ -102,6 +104,8 @@ class Coordinator:
         for status in fresh:
             if status.state is State.FAILED:
                 return f"a process has failed: {status.reason}" if status.reason else "a process has failed"
+        if _differ(fresh):
+            return _UNEQUAL
         for state in (State.DRAINING, State.STARTING):
             if count := sum(status.state is state for status in fresh):
                 return self._count(count, state.value)
@@ -181,6 +185,8 @@ class Coordinator:
             if status.refusal:
                 reason = f"a process could not load the layer; the change was rolled back: {status.refusal}"
                 raise NotReady(reason, retry_after_s=5)
+        if _differ(acknowledged):
+            raise NotReady(f"{_UNEQUAL}; the change was rolled back", retry_after_s=5)
         if desired.phase is Phase.PREPARE and len(fresh) < self.expected_workers:
             raise NotReady("a process ended or fell silent during the change; it was rolled back", retry_after_s=5)
         if len(acknowledged) < self.expected_workers:
@@ -196,6 +202,12 @@ class Coordinator:
     def _end(self, rollout: Rollout) -> None:
         self._rollout = None
         self._members[rollout.author].outcome = rollout.outcome
+
+
+def _differ(statuses: Iterable[WorkerStatus]) -> bool:
+    """Return whether two processes found other least rows for one layer."""
+    found: dict[str, int] = {}
+    return any(found.setdefault(*each) != each[1] for status in statuses for each in status.least_rows.items())
 
 
 def _refused(number: int, error: ServiceError) -> RolloutOutcome:

@@ -97,7 +97,8 @@ class WorkerStatus:
 
     `version` is that of the desired state that it has applied (0: none yet). `refusal` says why it cannot make the change of that
     version; `is_file_changed` says whether the reason is the layer's file. `found` has the digests of the layer directory: the
-    first process proposes them as the desired state. `change` is requested until its outcome arrives or it is withdrawn.
+    first process proposes them as the desired state. `least_rows` is the result of each loaded layer's self-check, by digest: the
+    least rows of its products, 0 if it is sequential. `change` is requested until its outcome arrives or it is withdrawn.
     `start_error` says why the process ends with EXIT_REFUSED.
     """
 
@@ -109,6 +110,7 @@ class WorkerStatus:
     found: dict[str, str] | None = None
     change: Change | None = None
     start_error: str = ""
+    least_rows: dict[str, int] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def parse(cls, fields: Any) -> WorkerStatus | None:
@@ -122,8 +124,9 @@ class WorkerStatus:
         types = (int, str, str | None, str | None, float)
         if change is not None and not (_fits(change, *types) and math.isfinite(change.timeout_s)):
             return None
-        is_sound = _fits(status, State, str, int, str, bool, dict | None, Change | None, str)
-        return status if is_sound and all(isinstance(digest, str) for digest in (status.found or {}).values()) else None
+        is_sound = _fits(status, State, str, int, str, bool, dict | None, Change | None, str, dict)
+        is_sound = is_sound and all(isinstance(digest, str) for digest in (status.found or {}).values())
+        return status if is_sound and all(isinstance(rows, int) for rows in status.least_rows.values()) else None
 
 
 def _fits(message: Any, *types: Any) -> bool:

@@ -61,6 +61,12 @@ class LayerRegistry:
         """Whether a thread still reads a file; a read cannot be cancelled."""
         return bool(self._reads)
 
+    @property
+    def least_rows(self) -> dict[str, int]:
+        """By digest, the least rows of the products of each loaded layer, 0 if it is sequential (by its self-check)."""
+        loaded = [(digest, layer.loaded) for (_, digest), layer in self._loaded.items()]
+        return {digest: 0 if layer.is_sequential else layer.least_rows for digest, layer in loaded}
+
     async def load_directory(self, *, strict: bool) -> dict[str, str]:
         """Load the directory's layers and return their digests; an empty directory gives an empty dict.
 

@@ -157,6 +157,7 @@ class Readiness:
             version=self.registry.applied.version,
             refusal="" if refusal is None else refusal.message,
             is_file_changed=refusal is not None and not isinstance(refusal, LayerNotLoaded),
+            least_rows=self.registry.least_rows,
         )
         self.check()
 

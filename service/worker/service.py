@@ -175,7 +175,7 @@ class Service:
             digest=layer.digest,
             stored_dtype=str(layer.dtype).removeprefix("torch."),
             batching="sequential" if served.loaded.is_sequential else "packed",
-            numerics=NumericsAnswer(**dataclasses.asdict(self.numerics)),
+            numerics=NumericsAnswer(**dataclasses.asdict(self.numerics), least_rows=served.loaded.least_rows),
             limits=LayerLimits(
                 body_bytes=settings.max_body_bytes,
                 sequences=settings.max_sequences,

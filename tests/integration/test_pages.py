@@ -25,7 +25,7 @@ async def test_layers_name_everything_that_decides_the_bits_of_an_answer(service
     assert (cross["query_width"], cross["key_width"], cross["value_width"]) == (16, 12, 20)
     assert cross["digest"] == LAYERS[1].digest
     assert cross["batching"] == "packed"
-    assert set(cross["numerics"]) == {"isa", "torch", "threads", "dtype", "device"}
+    assert set(cross["numerics"]) == {"isa", "torch", "threads", "dtype", "device", "least_rows"}
     assert cross["limits"]["body_bytes"] == 16 * 2**20
     assert found[2]["extra_keys"] == 1
     missing = await service.client.get("/v1/layers/nobody")

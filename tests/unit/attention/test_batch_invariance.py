@@ -37,6 +37,7 @@ from tests.attention_fixtures import (
     randn,
     same_answers,
     same_bits,
+    settled,
     torch_threads,
 )
 from tests.strategies import calls, seeds, specs, weights_wanted
@@ -60,8 +61,7 @@ def assert_no_difference(layer: Layer, batch: Sequence[Call]) -> None:
     found = differing(layer, batch)
     if found and may_run_apart(layer):
         assert not keeps_bits(layer), "calls differ in a batch, and the self-check did not detect it"
-        layer.is_sequential = True
-        found = differing(layer, batch)
+        found = differing(settled(layer), batch)
     assert not found, f"calls {found} of {len(batch)} have other bits in the batch than alone"
 
 
@@ -199,7 +199,8 @@ def test_a_batch_gives_the_results_of_its_sequences_one_by_one(dtype, threads, t
         call = data.draw(calls(spec, dtype=query_dtype)).call
         layer = make_layer(spec, dtype, seed=data.draw(seeds))
         note(f"{spec} {call.query.shape}")
-        layer.is_sequential = may_run_apart(layer) and not keeps_bits(layer)
+        if may_run_apart(layer):
+            settled(layer)
         together = layer.forward([call])[0]
         layer.is_sequential = True
         assert same_answers(together, layer.forward([call])[0])
@@ -240,7 +241,8 @@ def changed_needles(dtype: torch.dtype, threads: int, draws: int) -> list[str]:
     found = []
     layers = {name: Layer(spec, make_tensors(spec), dtype=dtype, device=DEVICE) for name, spec in NEEDLE_SPECS.items()}
     for layer in layers.values():
-        layer.is_sequential = may_run_apart(layer) and not keeps_bits(layer)
+        if may_run_apart(layer):
+            settled(layer)
     for draw in range(draws):
         name = rng.choice(list(layers))
         layer, width = layers[name], NEEDLE_SPECS[name].query_width

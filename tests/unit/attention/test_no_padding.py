@@ -38,10 +38,10 @@ def counted(monkeypatch):
         pieces.append(x.shape[0])
         return piece(self, x)
 
-    def counting_packed(self, x):
+    def counting_packed(self, x, *args):
         """One product, in however many pieces."""
         pieces.clear()
-        found = product(self, x)
+        found = product(self, x, *args)
         rows.append(sum(pieces))
         return found
 

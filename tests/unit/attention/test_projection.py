@@ -43,17 +43,40 @@ def made(width: int, out: int, dtype: torch.dtype = torch.float32, *, bias: bool
     return Plain(weight.to(dtype), randn(out, seed=seed + 1).to(dtype) if bias else None)
 
 
-@given(st.integers(1, 3000).map(lambda quarter: 4 * quarter))
-def test_every_multiple_of_four_is_a_sum_of_few_sizes(rows):
-    sizes = in_sizes(rows)
-    assert sum(sizes) == rows
-    assert set(sizes) <= set(SIZES)
+@given(st.integers(1, 3000), st.sampled_from(SIZES))
+def test_rows_are_rounded_up_to_a_sum_of_few_sizes_from_the_least_on(rows, least):
+    sizes = in_sizes(rows, least)
+    assert set(sizes) <= {size for size in SIZES if size >= least}
+    assert list(sizes) == sorted(sizes, reverse=True)
     assert len(sizes) <= rows // SIZES[0] + 5
+    assert rows <= sum(sizes) < rows + least
+    assert in_sizes(sum(sizes), least) == sizes
 
 
+@pytest.mark.parametrize("least", [4, 48])
 @pytest.mark.parametrize("num", range(9, 17))
-def test_nine_to_sixteen_short_requests_are_one_product_or_two(num):
-    assert len(in_sizes(16 * num)) <= 2
+def test_nine_to_sixteen_short_requests_are_one_product_or_two_without_much_filler(num, least):
+    sizes = in_sizes(16 * num, least)
+    assert len(sizes) <= 2
+    assert sum(sizes) - 16 * num in (0, 16)
+
+
+@pytest.mark.parametrize(
+    ("rows", "least", "expected"),
+    [
+        (1, 4, [4]),
+        (12, 4, [8, 4]),
+        (20, 4, [16, 4]),
+        (1024, 4, [256] * 4),
+        (1, 48, [48]),
+        (65, 48, [48, 48]),
+        (112, 48, [64, 48]),
+        (144, 48, [160]),
+        (260, 48, [224, 48]),
+    ],
+)
+def test_fewer_products_are_worth_some_filler_rows_if_there_must_be_any(rows, least, expected):
+    assert in_sizes(rows, least) == expected
 
 
 @needs_packed
@@ -70,7 +93,7 @@ def test_a_packed_row_has_the_same_bits_beside_any_other_rows(dtype, threads):
             return
         rows = randn(1200, width, seed=seed + 2).to(dtype)
         part = slice(start, start + 4 * min(count, (1200 - start) // 4))
-        assert same_bits(product(rows[part].clone()), product(rows)[part])
+        assert same_bits(product(rows[part].clone(), 4), product(rows, 4)[part])
 
     with torch_threads(threads):
         check()
@@ -83,7 +106,7 @@ def test_both_products_are_within_rounding_of_float64(width, rows):
     assert plain.bias is not None
     expected = x.double() @ plain.weight.double().T + plain.bias.double()
     for product in (plain, packed(plain)):
-        assert torch.allclose(product(x).double(), expected, rtol=0, atol=2e-5)
+        assert torch.allclose(product(x, 4).double(), expected, rtol=0, atol=2e-5)
 
 
 @needs_packed
@@ -195,7 +218,12 @@ def test_parts_do_not_share_memory_with_the_packed_matrix():
     [(1, 4, 4), (5, 4, 8), (8, 4, 8), (1, 12, 12), (13, 12, 16), (1, 17, 20), (1, 4097, 4100), (4096, 12, 4096)],
 )
 def test_rows_are_rounded_up_to_a_multiple_of_four_and_to_the_minimum(tokens, least, expected):
-    assert padded_rows(tokens, least) == expected
+    assert padded_rows(tokens, least, is_packed=False) == expected
+
+
+@pytest.mark.parametrize(("tokens", "least", "expected"), [(1, 4, 4), (5, 4, 8), (49, 48, 64), (65, 48, 96)])
+def test_rows_of_packed_products_are_rounded_up_to_a_sum_of_sizes(tokens, least, expected):
+    assert padded_rows(tokens, least, is_packed=True) == expected
 
 
 @pytest.mark.parametrize(("width", "expected"), [(1, 4), (3, 4), (4, 4), (5, 8), (384, 384), (511, 512)])

@@ -26,6 +26,7 @@ from tests.attention_fixtures import (
     randn,
     same_answers,
     same_bits,
+    settled,
     torch_threads,
 )
 
@@ -79,6 +80,7 @@ def test_a_layer_that_failed_the_self_check_runs_one_sequence_at_a_time(monkeypa
     engine = OneLayer(EngineOptions(DEVICE, torch.float32, exact=True), spec)
     try:
         assert engine.loaded.is_sequential
+        assert engine.loaded.least_rows == make_layer(spec).least_rows, "alone, any number of rows will do"
         calls = [Call(randn(1, rows, 24, seed=rows)) for rows in (1, 5, 2, 30)]
         together = engine.run(calls).result()
         for call, answer in zip(calls, together, strict=True):
@@ -88,6 +90,48 @@ def test_a_layer_that_failed_the_self_check_runs_one_sequence_at_a_time(monkeypa
             assert same_bits(one[None], engine.run([part]).result()[0].output)
     finally:
         engine.close()
+
+
+def rounding(product, differs):
+    """The product, off by one unit in the last place where `differs` says so of its number of rows."""
+
+    def rounded(self, x_RK, *args):
+        y = product(self, x_RK, *args)
+        return y.nextafter(torch.full_like(y, torch.inf)) if differs(len(x_RK)) else y
+
+    return rounded
+
+
+@pytest.mark.skipif(not projection.has_packed_product(), reason="torch has no oneDNN here")
+@pytest.mark.parametrize(
+    ("differs", "least"),
+    [
+        (lambda rows: rows < 48, 48),
+        (lambda rows: rows in (8, 16, 32), 48),  # bfloat16 with AMX: 4 rows round as 48 and more do
+        (lambda rows: rows == 4, 8),
+        (lambda rows: rows == 240, 256),
+    ],
+    ids=["below 48", "8 to 32", "4", "240"],
+)
+@pytest.mark.parametrize("key_width", [24, 10])
+def test_products_have_the_least_rows_from_which_on_they_keep_the_bits(monkeypatch, differs, least, key_width):
+    monkeypatch.setattr(projection.Packed, "_product", rounding(projection.Packed._product, differs))
+    layer = make_layer(make_spec(24, 3, key_width=key_width))
+    assert not keeps_bits(layer)
+    settled(layer)
+    assert (layer.least_rows, layer.is_sequential) == (least, False)
+    assert layer.product_sizes == [size for size in projection.SIZES if size >= least]
+    assert keeps_bits(layer)
+    batch = [Call(randn(1, n, 24), randn(1, n, key_width), randn(1, n, 24)) for n in (1, 5, 40, 77, 300)]
+    for call, answer in zip(batch, layer.forward(batch), strict=True):
+        assert same_answers(layer.forward([call])[0], answer)
+
+
+def test_a_product_of_torch_gets_more_rows_too(monkeypatch):
+    """As oneMKL in float64 with two threads, which rounds up to 32 rows differently from 36 and more."""
+    monkeypatch.setattr(projection.Plain, "__call__", rounding(projection.Plain.__call__, lambda rows: rows <= 32))
+    layer = settled(make_layer(make_spec(24, 3), torch.float64))
+    assert (layer.least_rows, layer.is_sequential) == (48, False)
 
 
 @every_thread_count

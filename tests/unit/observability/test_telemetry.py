@@ -58,7 +58,7 @@ def engine(device_bytes=0):
 
 
 def loaded(seconds):
-    return SimpleNamespace(seconds=seconds, is_sequential=False)
+    return SimpleNamespace(seconds=seconds, is_sequential=False, least_rows=4)
 
 
 def build(telemetry):

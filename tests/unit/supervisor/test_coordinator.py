@@ -140,6 +140,26 @@ def test_only_news_are_sent(service):
     assert len(service.two.received) == number
 
 
+def test_processes_whose_self_checks_differ_make_the_service_unready(service):
+    """The layer would give other bits in each."""
+    service.one.report(least_rows={"sha256:1": 4})
+    assert service.coordinator.why_not_ready() is None, "the other has reported none"
+    service.two.report(least_rows={"sha256:1": 48, "sha256:2": 4})
+    assert service.coordinator.why_not_ready() == "the self-check of a layer gave different results in two processes"
+    service.two.report(least_rows={"sha256:1": 4, "sha256:2": 4})
+    assert service.coordinator.why_not_ready() is None
+
+
+def test_a_layer_whose_self_checks_differ_is_rolled_back(service):
+    service.one.ask("b", BOTH["b"])
+    for process, rows in ((service.one, 48), (service.two, 0)):
+        process.follow(least_rows={"sha256:1": 4, "sha256:2": rows})
+    assert service.phase == (Phase.SETTLED, OLD)
+    for process in (service.one, service.two):
+        process.follow(least_rows={"sha256:1": 4})
+    assert "gave different results in two processes" in service.one.outcome.message
+
+
 def test_the_first_process_that_has_loaded_decides_the_first_desired_state(empty):
     empty.two.report(found=OLD)
     empty.one.report(found={})

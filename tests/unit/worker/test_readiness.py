@@ -75,7 +75,7 @@ class Process:
         self.restore: Any = lambda: False
         self.batcher = room(is_alive=True)
         catalog = room(awaited=(), models=lambda: [room(name="a")])
-        self.registry = room(catalog=catalog if has_layers else None, fault=None, refusal=None)
+        self.registry = room(catalog=catalog if has_layers else None, fault=None, refusal=None, least_rows={})
         self.registry.applied = DesiredState(3)
         restore = lambda: self.restore()
         made: Any = Readiness  # the collaborators have only what it reads

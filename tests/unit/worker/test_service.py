@@ -147,7 +147,7 @@ class Checks:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, step_s: float = 0.0) -> None:
         self.gate, self._step_s, self._checks = threading.Event(), step_s, self_check.checks
         self.gate.set()
-        monkeypatch.setattr("service.attention.engine.checks", self)
+        monkeypatch.setattr("service.attention.self_check.checks", self)
 
     def __call__(self, layer: self_check.Variant) -> Iterator[bool]:
         for kept in self._checks(layer):
