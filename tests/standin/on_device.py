@@ -79,7 +79,7 @@ def test_exact_mode_keeps_the_verdict_of_the_self_check(monkeypatch, is_exact):
     """Calls share a pass where the self-check finds that bits do not depend on it; by default they always do."""
     engine = Engine(EngineOptions(DEVICE, torch.float32, exact=is_exact))
     for keeps in (True, False):
-        monkeypatch.setattr("service.attention.engine.checks", lambda _layer, keeps=keeps: iter([True, keeps]))
+        monkeypatch.setattr("service.attention.self_check.checks", lambda _layer, keeps=keeps: iter([True, keeps]))
         assert engine.load(SPEC, make_tensors(SPEC)).result(60).is_sequential is (is_exact and not keeps)
     engine.close()
 

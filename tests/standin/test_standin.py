@@ -38,7 +38,10 @@ SUITES = {
     reason="this torch has no devices written in Python",
 )
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", SUITES)
+# The other two take a minute each on one core.
+@pytest.mark.parametrize(
+    "name", [n if n in ("device", "attention") else pytest.param(n, marks=pytest.mark.long) for n in SUITES]
+)
 def test_the_suite_passes_on_a_stand_in_for_a_gpu(name):
     command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "tests.standin.plugin", *SUITES[name]]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
