@@ -43,10 +43,12 @@ class Engine:
 
     def __init__(self) -> None:
         self.error: Exception | None = None
+        self.is_sequential = False
 
     def load(self, spec: Any, tensors: Any) -> Future[Any]:
         done: Future[Any] = Future()
-        done.set_result(object()) if self.error is None else done.set_exception(self.error)
+        loaded = SimpleNamespace(is_sequential=self.is_sequential, least_rows=48)
+        done.set_result(loaded) if self.error is None else done.set_exception(self.error)
         return done
 
     def release(self) -> None:
@@ -92,6 +94,15 @@ def room():
     made = Room()
     yield made
     made.registry.close()
+
+
+def test_the_results_of_the_self_checks_are_told_by_digest(room):
+    room.engine.is_sequential = True
+    room.apply(DesiredState(2, layers={"a": "old", "still": "one"}))
+    assert room.registry.least_rows == {"old": 48, "one": 48}
+    room.directory.files["a"] = "new"
+    room.apply(DesiredState(3, layers={"a": "new", "still": "one"}))
+    assert room.registry.least_rows == {"new": 0, "one": 48}, "0: it is sequential"
 
 
 @pytest.fixture
