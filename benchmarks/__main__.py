@@ -13,7 +13,6 @@ import os
 import platform
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,17 +23,15 @@ from typing import Any, NamedTuple
 
 from benchmarks import comparison
 from benchmarks.bench import FAILURES, WARM_S, Bench
+from benchmarks.machine import commit, first_line, hardware
 from benchmarks.results import LATEST, Part, Sample, load, pooled, save
-from benchmarks.subjects import PEERS, ROOT, SERVICE, Subject
+from benchmarks.subjects import PEERS, SERVICE, Subject
 from benchmarks.sweeps import SWEEPS
 from benchmarks.tables import performance
-from service.settings import usable_cores
 
 # Above this load average other programs were running when the measurement began.
 QUIET_LOAD = 0.5
 _PACKAGES = ("torch", "numpy", "uvicorn", "starlette", "fastapi", "safetensors")
-# Instruction sets that decide how fast torch multiplies, as Linux names them.
-_ISA = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16")
 QUICK = {"only": "w1,w2,w3,w2json,w2c1", "rounds": 1, "seconds": 1, "out": LATEST.with_name("quick.json")}
 
 
@@ -99,42 +96,23 @@ def run(bench: Bench, group: Group, parts: dict[str, Part], rounds: int, path: P
 def _part(name: str, bench: Bench, about: dict[str, Any]) -> Part:
     subjects = {x.name: {"settings": x.settings, "version": _package_version(x)} for x in bench.subjects()}
     now = dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
-    return Part(name, now, _commit(), about, {"seconds": bench.seconds, "warm_s": WARM_S}, subjects)
+    return Part(name, now, commit(), about, {"seconds": bench.seconds, "warm_s": WARM_S}, subjects)
 
 
 def _machine() -> dict[str, Any]:
-    """Return CPU, instruction sets, cores, memory, system, versions, and the load average before the measurement."""
-    lines = (line.partition(":") for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines())
-    about = {name.strip(): value.strip() for name, _, value in lines}
-    return {
-        "cpu": about.get("model name", platform.machine()),
-        "isa": " ".join(name for name in _ISA if name in about.get("flags", "").split()),
-        "cores": usable_cores(),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
+    """Return the hardware, the system, versions, and the load average before the measurement."""
+    return hardware() | {
         "system": f"{platform.system()} {platform.release()}",
-        "python": platform.python_version(),
         "versions": {name: version(name) for name in _PACKAGES},
-        "wrk": _first_line("wrk", "-v"),
+        "wrk": first_line("wrk", "-v"),
         "load_before": round(os.getloadavg()[0], 2),
     }
-
-
-def _commit() -> str:
-    """Return the last commit that changed what is measured, with a + if the files differ from it."""
-    git, code = ("git", "-C", str(ROOT)), ("--", "service", "benchmarks", ":!benchmarks/results")
-    changed = _first_line(*git, "status", "--porcelain", *code)
-    return (_first_line(*git, "log", "-1", "--format=%h", *code) or "unknown") + ("+" if changed else "")
 
 
 def _package_version(subject: Subject) -> str | None:
     """Return the version of a peer's package in its own environment."""
     program = f"import importlib.metadata as m; print(m.version({subject.package!r}))"
-    return _first_line(subject.command[0], "-c", program) if subject.package else None
-
-
-def _first_line(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
-    return (done.stdout.splitlines() or [""])[0].strip()
+    return first_line(subject.command[0], "-c", program) if subject.package else None
 
 
 def _arguments() -> argparse.Namespace:

@@ -12,7 +12,6 @@ import contextlib
 import datetime as dt
 import json
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -23,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import gpu_page, process_tree
+from benchmarks.machine import ROOT, commit, hardware
 
-ROOT = Path(__file__).parents[1]
 # Seconds of each part, in the order in which they run. What a part leaves over, the next ones may use.
 LIMITS = {
     "machine": 25,
@@ -54,8 +53,9 @@ def main() -> int:
     results: dict[str, Any] = {
         "version": 1,
         "dry": given.dry,
-        "commit": given.commit or _commit(),
-        **_host(),
+        "commit": given.commit or commit(),
+        "measured_at": dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        **hardware(),
         "parts": {},
     }
     scale, until = "dry" if given.dry else "real", time.monotonic()
@@ -115,32 +115,6 @@ def save(path: Path, results: Mapping[str, Any]) -> None:
     temporary = path.with_suffix(".new")
     temporary.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     temporary.replace(path)
-
-
-def _host() -> dict[str, Any]:
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    cpu = next((line.split(":", 1)[1].strip() for line in lines if "model name" in line), platform.machine())
-    memory_gib = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30)
-    now = dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
-    cores = len(os.sched_getaffinity(0))
-    return {
-        "measured_at": now,
-        "cpu": cpu,
-        "cores": cores,
-        "memory_gib": memory_gib,
-        "python": platform.python_version(),
-    }
-
-
-def _commit() -> str:
-    """Return the short commit, with a + if the code differs from it; "unknown" in a copy without git."""
-    with contextlib.suppress(OSError, subprocess.CalledProcessError):
-        git = ("git", "-C", str(ROOT))
-        head = subprocess.check_output(
-            [*git, "rev-parse", "--short", "HEAD"], text=True, stderr=subprocess.DEVNULL
-        ).strip()
-        return head + ("+" if subprocess.check_output([*git, "status", "--porcelain", "--", "service"]) else "")
-    return "unknown"
 
 
 def _arguments() -> argparse.Namespace:
