@@ -29,7 +29,6 @@ from service.errors import CostLimit, EngineDown, ServiceError
 Row = dict[str, Any]
 WIDTH, HEADS = 512, 8
 SPEC = LayerSpec(WIDTH, WIDTH, WIDTH, WIDTH, HEADS, HEADS, 64, 64, 0.125, ("query", "key", "value", "output"))
-SKIPPED: Row = {"skipped": "needs a GPU"}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Lengths that torch has not seen before, because cuDNN makes a plan for each.
 NEW_LENGTHS = (37, 61, 90, 113, 150, 201)
@@ -51,6 +50,9 @@ class Scale(NamedTuple):
 
 
 REAL, DRY = Scale(torch.device("cuda"), 64, 1.0), Scale(torch.device("cpu"), 16, 0.02)
+
+
+Check = Callable[[Scale], Iterator[Row]]
 
 
 def machine(scale: Scale) -> Iterator[Row]:
@@ -128,8 +130,7 @@ def meaning(scale: Scale) -> Iterator[Row]:
 def bits(scale: Scale) -> Iterator[Row]:
     """Yield how many answers have the same bits alone and together; in exact mode all must."""
     for dtype, is_exact in itertools.product(DTYPES, (False, True)):
-        with _engine(EngineOptions(scale.device, dtype, exact=is_exact)) as engine:
-            loaded = engine.load(SPEC, _tensors()).result()
+        with _loaded(scale, dtype, exact=is_exact) as (engine, loaded):
             calls = [_call(length, "causal" if i % 2 else "none") for i, length in enumerate(_mixed(scale.calls))]
             together = _answers(engine, loaded, calls)
             alone = [_answers(engine, loaded, [call])[0] for call in calls]
@@ -169,11 +170,7 @@ def _cases(num: int) -> dict[str, list[Call]]:
 
 def launches(scale: Scale) -> Iterator[Row]:
     """Yield the kernels, copies and waits of one batch of 16, as CUDA's own profiler counts them."""
-    if not scale.is_gpu:
-        yield SKIPPED
-        return
-    with _engine(EngineOptions(scale.device, torch.float32)) as engine:
-        loaded = engine.load(SPEC, _tensors()).result()
+    with _loaded(scale) as (engine, loaded):
         for name, calls in _cases(16).items():
             _answers(engine, loaded, calls)
             with torch.profiler.profile() as profiler:
@@ -204,9 +201,6 @@ def _rate(engine: Engine, loaded: LoadedLayer, calls: Sequence[Call], size: int,
 
 def varlen(scale: Scale) -> Iterator[Row]:
     """Yield what the device can give: one product, one launch for all sequences, one copy each way, in plain torch."""
-    if not scale.is_gpu:
-        yield SKIPPED
-        return
     packed, output = (torch.randn(width, WIDTH, device=scale.device) / 22 for width in (3 * WIDTH, WIDTH))
     for dtype, (name, lengths) in itertools.product(
         (torch.float32, torch.bfloat16), (("w2", [16] * scale.calls), ("w1", _mixed(scale.calls)))
@@ -243,11 +237,7 @@ def _packed_forward(packed: torch.Tensor, output: torch.Tensor) -> Callable[[lis
 
 def memory(scale: Scale) -> Iterator[Row]:
     """Yield what a call gets when the device's memory is used up, and whether the engine then goes on."""
-    if not scale.is_gpu:
-        yield SKIPPED
-        return
-    with _engine(EngineOptions(scale.device, torch.float32)) as engine:
-        loaded = engine.load(SPEC, _tensors()).result()
+    with _loaded(scale) as (engine, loaded):
         held = list(_all_memory(scale))
         error = _error(engine, loaded, Call(_rows(1, 32768, WIDTH)))
         del held
@@ -267,11 +257,7 @@ def _all_memory(scale: Scale) -> Iterator[torch.Tensor]:
 
 def lost(scale: Scale) -> Iterator[Row]:
     """Yield what a call gets after a device-side assertion, which loses the context of the process."""
-    if not scale.is_gpu:
-        yield SKIPPED
-        return
-    with _engine(EngineOptions(scale.device, torch.float32)) as engine:
-        loaded = engine.load(SPEC, _tensors()).result()
+    with _loaded(scale) as (engine, loaded):
         with contextlib.suppress(RuntimeError):
             torch.zeros(4, device=scale.device)[torch.tensor([9], device=scale.device)].cpu()
         error = _error(engine, loaded, _call(16))
@@ -279,8 +265,23 @@ def lost(scale: Scale) -> Iterator[Row]:
     yield row | ({} if isinstance(error, EngineDown) else {"failed": f"expected EngineDown: {error!r}"[:300]})
 
 
-CHECKS = {check.__name__: check for check in (machine, cudnn, meaning, bits, speed, launches, varlen, memory, lost)}
+def _on_gpu(check: Check) -> Check:
+    """Return the check; on a CPU it yields that it was skipped."""
+    return lambda scale: check(scale) if scale.is_gpu else iter([{"skipped": "needs a GPU"}])
+
+
+CHECKS: dict[str, Check] = {check.__name__: check for check in (machine, cudnn, meaning, bits, speed)}
+CHECKS |= {check.__name__: _on_gpu(check) for check in (launches, varlen, memory, lost)}
 CPU = torch.device("cpu")
+
+
+@contextlib.contextmanager
+def _loaded(
+    scale: Scale, dtype: torch.dtype = torch.float32, *, exact: bool = False
+) -> Iterator[tuple[Engine, LoadedLayer]]:
+    """Yield an engine and the layer on it."""
+    with _engine(EngineOptions(scale.device, dtype, exact=exact)) as engine:
+        yield engine, engine.load(SPEC, _tensors()).result()
 
 
 @contextlib.contextmanager
