@@ -43,7 +43,7 @@ class LayerLimits(BaseModel):
 class NumericsAnswer(BaseModel):
     """Bits are promised on one such fingerprint, not across machines; `least_rows` is of the layer, by its self-check."""
 
-    isa: str = Field(description="instructions that torch uses")
+    isa: str = Field(description="widest instruction set that products use, or the GPU")
     torch: str = Field(description="its version")
     threads: int = Field(description="threads of a pass")
     dtype: str = Field(description="that it computes in")

@@ -27,6 +27,7 @@ from service.attention.call import Answer, AttentionCall, Call
 from service.attention.heap import trim
 from service.attention.layer import Layer
 from service.attention.progress import Progress, current
+from service.attention.projection import instruction_set
 from service.attention.scaled_dot_product import ScaledDotProduct
 from service.attention.self_check import Variant, first_rate, settle
 from service.attention.spec import LayerSpec
@@ -61,7 +62,7 @@ class EngineOptions:
 class Fingerprint:
     """What an answer's bits depend on besides the layer and the request; equal bits are promised on one fingerprint only (P1).
 
-    `isa` is the widest instruction set that torch uses here, or the GPU's name.
+    `isa` is the widest instruction set that products use here, or the GPU's name.
     """
 
     isa: str
@@ -73,11 +74,7 @@ class Fingerprint:
 
 def fingerprint(options: EngineOptions) -> Fingerprint:
     device, dtype = options.device, str(options.dtype).removeprefix("torch.")
-    isa = (
-        torch.backends.cpu.get_cpu_capability()
-        if device.type == "cpu"
-        else torch.get_device_module(device).get_device_name(device)
-    )
+    isa = instruction_set() if device.type == "cpu" else torch.get_device_module(device).get_device_name(device)
     return Fingerprint(isa, str(torch.__version__), options.num_threads, dtype, device.type)
 
 

@@ -56,9 +56,10 @@ class Layer:
             raise LayerNotLoaded(f"values of {', '.join(beyond)} exceed {str(dtype).removeprefix('torch.')}")
         self._widths = [len(moved[f"{name}.weight"]) for name in INPUTS]
         self._has_one_input_width = spec.query_width == spec.key_width == spec.value_width
-        # Query, key and value have the same heads of the same width, and the layer appends no keys.
+        self.sizes = projection.row_counts(dtype, _most_weights(moved))
+        """Row counts that packed products may have, largest first; the self-check may leave out the smallest."""
         self._inputs, self._fused = self._input_projections(moved)
-        self._output = projection.packed(projection.side_by_side(moved, ["output"])) if spec.has_output else None
+        self._output = self._packed(projection.side_by_side(moved, ["output"])) if spec.has_output else None
         self._appended = _extra_columns(spec, moved)
         self._like = torch.empty(0, dtype=dtype, device=device)
         self.is_fused = self._fused is not None
@@ -75,21 +76,24 @@ class Layer:
     @property
     def product_sizes(self) -> list[int]:
         """Row counts of the layer's packed products, largest first; empty if no projection is packed (`projection.py`)."""
-        return [size for size in projection.SIZES if size >= self.least_rows] if self._is_packed else []
+        return [size for size in self.sizes if size >= self.least_rows] if self._is_packed else []
+
+    def _packed(self, plain: Plain) -> Projection:
+        return projection.packed(plain, self.sizes)
 
     def _input_projections(self, moved: Mapping[str, torch.Tensor]) -> tuple[Sequence[Projection], Projection | None]:
         """Return separate query, key and value projections, and the fused one where self-attention gains by it."""
         # In float64 fused and separate projections round differently.
         if not self._has_one_input_width or self.dtype == torch.float64:
-            return [projection.packed(projection.side_by_side(moved, [name])) for name in INPUTS], None
+            return [self._packed(projection.side_by_side(moved, [name])) for name in INPUTS], None
         together = projection.side_by_side(moved, INPUTS)
         stops = itertools.accumulate(self._widths)
         # Slices share memory, so unpacked weights exist once.
         slices = [together.rows(stop - width, stop) for width, stop in zip(self._widths, stops, strict=True)]
-        separate = [projection.packed(part) for part in slices]
+        separate = [self._packed(part) for part in slices]
         needs_a_copy = any(isinstance(one, Packed) for one in separate)
         is_fused = not needs_a_copy or together.num_weights <= MAX_FUSED_WEIGHTS
-        return separate, projection.packed(together) if is_fused else None
+        return separate, self._packed(together) if is_fused else None
 
     def forward(self, calls: Sequence[Call]) -> list[Answer]:
         """Return one answer per call, in order.
@@ -145,7 +149,7 @@ class Layer:
 
     def _rows_with_filler(self, tokens: int, num_products: int) -> int:
         """Round the row count up; the difference counts as filler of the batch, once for each product."""
-        rows = projection.padded_rows(tokens, self.least_rows, is_packed=self._is_packed)
+        rows = projection.padded_rows(tokens, self.least_rows, self.sizes if self._is_packed else ())
         note_filler((rows - tokens) * num_products)
         return rows
 
@@ -224,6 +228,12 @@ class Layer:
             shared = self.spec.num_heads // self.spec.num_kv_heads
             k, v = k.repeat_interleave(shared, dim=0), v.repeat_interleave(shared, dim=0)
         return Heads(q, k, v)
+
+
+def _most_weights(tensors: Mapping[str, torch.Tensor]) -> int:
+    """Return the number of weights of the layer's largest product: query, key and value together, or the output."""
+    inputs = sum(tensors[f"{name}.weight"].numel() for name in INPUTS)
+    return max(inputs, tensors["output.weight"].numel() if "output.weight" in tensors else 0)
 
 
 def _passes(order: Sequence[int], rows: Sequence[int]) -> list[list[int]]:

@@ -1,6 +1,6 @@
 """Projections: pack sequences of any lengths as rows of one matrix, compute y = x·Wᵀ + b, and split the result.
 
-Lives here: torch's product (`Plain`), oneDNN's with a weight packed once (`Packed`), how many rows each needs, and packed rows.
+Lives here: torch's product (`Plain`), oneDNN's with a weight packed once (`Packed`), how many rows each takes, and packed rows.
 
 Legend: B sequences, L rows of one sequence, T rows of all together, R = T plus filler rows, D features, K = D padded.
 
@@ -8,7 +8,7 @@ Invariants: `split` undoes `pack` exactly. No row represents a position that doe
 matrix up: from `least_rows` on, in multiples of ROW_MULTIPLE, a row's bits depend on the row alone (P1; measured,
 docs/performance.md). The check of each layer may raise `least_rows` (`self_check.py`): on a processor with AMX, products of fewer
 than 48 rows in bfloat16 round differently. For each row count that oneDNN gets it compiles code and keeps it, half a megabyte and
-more. So it gets only the row counts of SIZES.
+more. So it gets only the row counts of `row_counts`, which a table decides: measured at start, they would differ between workers.
 """
 
 from __future__ import annotations
@@ -35,6 +35,14 @@ MIN_HALF_PRODUCT = 4096
 # of a single product needs no copy. So 9 to 16 short requests make one or two products. Above 256 rows a result leaves the cache
 # before it is copied.
 SIZES = (256, 240, 224, 208, 192, 160, 128, 64, 48, 32, 16, 8, 4)
+# Larger ones by instruction set and dtype, where one product takes clearly less time than pieces with copies: 8 % less in float32
+# and 33 to 38 % in bfloat16. Without AMX (AMD EPYC) it is up to 5 %, and only where the rows are one product exactly.
+LARGE_SIZES: Mapping[tuple[str, torch.dtype], tuple[int, ...]] = {
+    ("AMX", torch.float32): (1024, 512),
+    ("AMX", torch.bfloat16): (1024, 512),
+}
+# Most multiply-adds of a product of a large size, some 10 ms in float32: a batch stops only between products.
+MAX_LARGE_WORK = 2**30
 # A product reads all weights, which exceed a core's cache; that takes as long as these many rows.
 PRODUCT_ROWS = 10
 # Rows of a piece of an unpacked product. From twice as many rows on it is computed in pieces; the last takes the rest, so it is
@@ -100,12 +108,15 @@ class Plain(Projection):
 class Packed(Projection):
     """A product with W [out, K] in oneDNN's blocks: torch's product packs it for every batch, a third of a small batch's time."""
 
+    sizes: tuple[int, ...]
+    """Row counts that it computes, largest first; the same in all products of a layer, which share rows."""
+
     @property
     def least_rows(self) -> int:
         return ROW_MULTIPLE
 
     def __call__(self, x_RK: torch.Tensor, least_rows: int, /) -> torch.Tensor:
-        sizes = in_sizes(len(x_RK), least_rows)
+        sizes = in_sizes(len(x_RK), least_rows, self.sizes)
         if len(sizes) == 1:
             return self._product(x_RK)
         y = x_RK.new_empty(len(x_RK), self.weight.shape[0])
@@ -120,20 +131,41 @@ class Packed(Projection):
 
 
 @functools.lru_cache(4096)
-def in_sizes(rows: int, least: int) -> Sequence[int]:
-    """Return SIZES of at least `least`, largest first; their sum is `rows` or up to `least` - 1 more, for the least time."""
-    whole = max(0, rows // SIZES[0] - 1)
-    rest = rows - whole * SIZES[0]  # less than two of the largest size
-    fewest: dict[int, list[int]] = {0: []}  # for each sum
-    for total in range(ROW_MULTIPLE, rest + least, ROW_MULTIPLE):
-        found = [[*fewest[total - size], size] for size in SIZES if size >= least and total - size in fewest]
+def in_sizes(rows: int, least: int, sizes: tuple[int, ...]) -> Sequence[int]:
+    """Return `sizes` of at least `least`, largest first; their sum is `rows` or up to `least` - 1 more, for the least time."""
+    whole = max(0, rows // sizes[0] - 1)
+    rest = rows - whole * sizes[0]  # less than two of the largest size
+    fewest = _fewest(least, sizes)
+    costs = {total: total + PRODUCT_ROWS * len(fewest[total]) for total in range(rest, rest + least) if total in fewest}
+    return [sizes[0]] * whole + fewest[min(costs, key=lambda total: costs[total])]
+
+
+@functools.cache
+def _fewest(least: int, sizes: tuple[int, ...]) -> Mapping[int, list[int]]:
+    """Return the fewest `sizes` of at least `least`, largest first, for each sum of less than two of the largest."""
+    fewest: dict[int, list[int]] = {0: []}
+    for total in range(ROW_MULTIPLE, 2 * sizes[0] + least, ROW_MULTIPLE):
+        found = [[*fewest[total - size], size] for size in sizes if size >= least and total - size in fewest]
         if found:
-            fewest[total] = min(found, key=len)
-    costs = {total: total + PRODUCT_ROWS * len(sizes) for total, sizes in fewest.items() if total >= rest}
-    return [SIZES[0]] * whole + sorted(fewest[min(costs, key=lambda total: costs[total])], reverse=True)
+            shortest = min(found, key=len)
+            fewest[total] = sorted(shortest, reverse=True)
+    return fewest
 
 
-def packed(plain: Plain) -> Projection:
+def row_counts(dtype: torch.dtype, num_weights: int) -> tuple[int, ...]:
+    """Return the row counts of packed products in `dtype` with at most `num_weights` weights on this processor, largest first."""
+    large = LARGE_SIZES.get((instruction_set(), dtype), ())
+    return (*(size for size in large if size * num_weights <= MAX_LARGE_WORK), *SIZES)
+
+
+@functools.cache
+def instruction_set() -> str:
+    """Return the widest instruction set that products use on this processor: torch's name, or AMX."""
+    has_tiles = torch.cpu.get_capabilities().get("amx_bf16", False)
+    return "AMX" if has_tiles else torch.backends.cpu.get_cpu_capability()
+
+
+def packed(plain: Plain, sizes: tuple[int, ...]) -> Projection:
     """Pack the weight if oneDNN can; else return `plain`: on a GPU, in float64, on a processor without the instructions."""
     if plain.weight.device.type != "cpu" or not has_packed_product():
         return plain
@@ -141,7 +173,7 @@ def packed(plain: Plain) -> Projection:
         weight = _ops._reorder_linear_weight(plain.weight, None)  # noqa: SLF001
     except RuntimeError:
         return plain
-    return Packed(weight, plain.bias)
+    return Packed(weight, plain.bias, sizes)
 
 
 def side_by_side(tensors: Mapping[str, torch.Tensor], names: Sequence[str]) -> Plain:
@@ -167,10 +199,10 @@ def padded_width(width: int) -> int:
     return -(-width // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
 
 
-def padded_rows(tokens: int, least: int, *, is_packed: bool) -> int:
-    """Round T up to R, for products of at least `least` rows; if one `is_packed`, to the sum of `in_sizes`."""
-    if is_packed:
-        return sum(in_sizes(tokens, least))
+def padded_rows(tokens: int, least: int, sizes: tuple[int, ...]) -> int:
+    """Round T up to R, for products of at least `least` rows; if one is packed, with `sizes`, to the sum of `in_sizes`."""
+    if sizes:
+        return sum(in_sizes(tokens, least, sizes))
     return -(-max(tokens, least) // ROW_MULTIPLE) * ROW_MULTIPLE
 
 

@@ -18,7 +18,6 @@ from service.attention import cost
 from service.attention.call import AttentionCall, Call, WeightsWanted
 from service.attention.layer import MAX_ROWS, Layer
 from service.attention.masks import CombinedMask, Sizes, causal
-from service.attention.projection import SIZES
 from service.attention.scaled_dot_product import ScaledDotProduct
 
 # Lengths around every rounding rule of `projection.py`: single rows, odd counts, below and above 12 rows, a common long one. The
@@ -49,8 +48,8 @@ def settle(layer: Variant) -> Iterator[None]:
     A step is one pass.
     """
     least_rows, has_passed = layer.least_rows, True
-    may_raise = isinstance(layer, Layer) and layer.device.type == "cpu"
-    for rows in (least_rows, *(size for size in reversed(SIZES) if may_raise and size > least_rows)):
+    sizes = layer.sizes if isinstance(layer, Layer) and layer.device.type == "cpu" else ()
+    for rows in (least_rows, *(size for size in reversed(sizes) if size > least_rows)):
         layer.least_rows = rows
         for has_passed in checks(layer):
             yield

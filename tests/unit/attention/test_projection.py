@@ -18,6 +18,7 @@ from service.attention.projection import (
     packed,
     padded_rows,
     padded_width,
+    row_counts,
     side_by_side,
     split,
 )
@@ -33,6 +34,7 @@ from tests.attention_fixtures import (
 )
 from tests.strategies import seeds
 
+WITH_LARGE = (1024, 512, *SIZES)
 needs_packed = pytest.mark.skipif(not projection.has_packed_product(), reason="torch has no oneDNN here")
 widths = st.integers(1, 160).map(lambda quarter: 4 * quarter)
 shapes = st.lists(st.tuples(st.integers(1, 3), st.integers(1, 9)), min_size=1, max_size=6)
@@ -43,20 +45,20 @@ def made(width: int, out: int, dtype: torch.dtype = torch.float32, *, bias: bool
     return Plain(weight.to(dtype), randn(out, seed=seed + 1).to(dtype) if bias else None)
 
 
-@given(st.integers(1, 3000), st.sampled_from(SIZES))
-def test_rows_are_rounded_up_to_a_sum_of_few_sizes_from_the_least_on(rows, least):
-    sizes = in_sizes(rows, least)
-    assert set(sizes) <= {size for size in SIZES if size >= least}
+@given(st.integers(1, 3000), st.sampled_from(SIZES), st.sampled_from([SIZES, WITH_LARGE]))
+def test_rows_are_rounded_up_to_a_sum_of_few_sizes_from_the_least_on(rows, least, allowed):
+    sizes = in_sizes(rows, least, allowed)
+    assert set(sizes) <= {size for size in allowed if size >= least}
     assert list(sizes) == sorted(sizes, reverse=True)
-    assert len(sizes) <= rows // SIZES[0] + 5
+    assert len(sizes) <= rows // allowed[0] + 7
     assert rows <= sum(sizes) < rows + least
-    assert in_sizes(sum(sizes), least) == sizes
+    assert in_sizes(sum(sizes), least, allowed) == sizes
 
 
 @pytest.mark.parametrize("least", [4, 48])
 @pytest.mark.parametrize("num", range(9, 17))
 def test_nine_to_sixteen_short_requests_are_one_product_or_two_without_much_filler(num, least):
-    sizes = in_sizes(16 * num, least)
+    sizes = in_sizes(16 * num, least, SIZES)
     assert len(sizes) <= 2
     assert sum(sizes) - 16 * num in (0, 16)
 
@@ -76,7 +78,35 @@ def test_nine_to_sixteen_short_requests_are_one_product_or_two_without_much_fill
     ],
 )
 def test_fewer_products_are_worth_some_filler_rows_if_there_must_be_any(rows, least, expected):
-    assert in_sizes(rows, least) == expected
+    assert in_sizes(rows, least, SIZES) == expected
+
+
+@pytest.mark.parametrize(
+    ("processor", "dtype", "num_weights", "large"),
+    [
+        ("AVX512", torch.float32, 512 * 1536, []),
+        ("AMX", torch.float32, 512 * 1536, [1024, 512]),
+        ("AMX", torch.bfloat16, 512 * 1536, [1024, 512]),
+        ("AMX", torch.bfloat16, 1024 * 2048, [512]),
+        ("AMX", torch.bfloat16, 4096 * 4096, []),  # a batch stops only between products
+        ("AMX", torch.float16, 512 * 1536, []),
+    ],
+)
+def test_products_are_larger_where_that_is_faster_and_short(monkeypatch, processor, dtype, num_weights, large):
+    monkeypatch.setattr(projection, "instruction_set", lambda: processor)
+    assert row_counts(dtype, num_weights) == (*large, *SIZES)
+
+
+@pytest.mark.parametrize(("has_tiles", "isa"), [(True, "AMX"), (False, "AVX2")])
+def test_the_instruction_set_is_torch_s_or_amx_which_torch_does_not_name(monkeypatch, has_tiles, isa):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": has_tiles})
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    assert projection.instruction_set.__wrapped__() == isa
+
+
+def test_rows_of_two_large_products_are_not_copied_into_small_ones():
+    assert in_sizes(1600, 4, WITH_LARGE) == [1024, 512, 64]
+    assert in_sizes(5000, 4, WITH_LARGE) == [1024, 1024, 1024, 1024, 512, 256, 128, 8]
 
 
 @needs_packed
@@ -86,9 +116,17 @@ def test_a_packed_row_has_the_same_bits_beside_any_other_rows(dtype, threads):
     """Among 1,200 rows, and in any slice of them with a multiple of four rows."""
 
     @settings(max_examples=60)
-    @given(widths, st.integers(1, 700), st.booleans(), st.integers(0, 299), st.integers(1, 300), seeds)
-    def check(width: int, out: int, bias: bool, start: int, count: int, seed: int) -> None:
-        product = packed(made(width, out, dtype, bias=bias, seed=seed))
+    @given(
+        widths,
+        st.integers(1, 700),
+        st.booleans(),
+        st.sampled_from([SIZES, WITH_LARGE]),
+        st.integers(0, 299),
+        st.integers(1, 300),
+        seeds,
+    )
+    def check(width: int, out: int, bias: bool, sizes: tuple[int, ...], start: int, count: int, seed: int) -> None:
+        product = packed(made(width, out, dtype, bias=bias, seed=seed), sizes)
         if not isinstance(product, Packed):  # bfloat16 on a processor without the instructions
             return
         rows = randn(1200, width, seed=seed + 2).to(dtype)
@@ -105,21 +143,21 @@ def test_both_products_are_within_rounding_of_float64(width, rows):
     plain, x = made(width, 72), randn(rows, width, seed=7)
     assert plain.bias is not None
     expected = x.double() @ plain.weight.double().T + plain.bias.double()
-    for product in (plain, packed(plain)):
+    for product in (plain, packed(plain, SIZES)):
         assert torch.allclose(product(x, 4).double(), expected, rtol=0, atol=2e-5)
 
 
 @needs_packed
 def test_float32_is_packed_and_float64_is_not():
-    assert isinstance(packed(made(8, 8)), Packed)
+    assert isinstance(packed(made(8, 8), SIZES), Packed)
     plain = made(8, 8, torch.float64)
-    assert packed(plain) is plain
+    assert packed(plain, SIZES) is plain
 
 
 def test_without_the_product_in_torch_nothing_is_packed(monkeypatch):
     monkeypatch.setattr(projection, "has_packed_product", lambda: False)
     plain = made(8, 8)
-    assert packed(plain) is plain
+    assert packed(plain, SIZES) is plain
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -218,12 +256,12 @@ def test_parts_do_not_share_memory_with_the_packed_matrix():
     [(1, 4, 4), (5, 4, 8), (8, 4, 8), (1, 12, 12), (13, 12, 16), (1, 17, 20), (1, 4097, 4100), (4096, 12, 4096)],
 )
 def test_rows_are_rounded_up_to_a_multiple_of_four_and_to_the_minimum(tokens, least, expected):
-    assert padded_rows(tokens, least, is_packed=False) == expected
+    assert padded_rows(tokens, least, ()) == expected
 
 
 @pytest.mark.parametrize(("tokens", "least", "expected"), [(1, 4, 4), (5, 4, 8), (49, 48, 64), (65, 48, 96)])
 def test_rows_of_packed_products_are_rounded_up_to_a_sum_of_sizes(tokens, least, expected):
-    assert padded_rows(tokens, least, is_packed=True) == expected
+    assert padded_rows(tokens, least, SIZES) == expected
 
 
 @pytest.mark.parametrize(("width", "expected"), [(1, 4), (3, 4), (4, 4), (5, 8), (384, 384), (511, 512)])

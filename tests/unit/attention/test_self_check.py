@@ -154,8 +154,10 @@ def test_ordinary_layers_pass_the_self_check_on_this_machine(dtype, threads):
 
 @pytest.mark.skipif(not projection.has_packed_product(), reason="torch has no oneDNN here")
 @pytest.mark.parametrize("key_width", [24, 10])
-def test_every_size_of_a_product_is_checked(monkeypatch, key_width):
+@pytest.mark.parametrize("processor", ["AVX512", "AMX"])
+def test_every_size_of_a_product_is_checked(monkeypatch, processor, key_width):
     """Each size is code of its own, for each product: query, key and value fused, each of them, and the output."""
+    monkeypatch.setattr(projection, "instruction_set", lambda: processor)
     met: dict[int, set[int]] = {}
     product = projection.Packed._product
 
@@ -167,7 +169,8 @@ def test_every_size_of_a_product_is_checked(monkeypatch, key_width):
     layer = make_layer(make_spec(24, 3, key_width=key_width))
     assert keeps_bits(layer)
     checked = [one for one in (*layer._inputs, layer._fused, layer._output) if one is not None]
-    assert [met[id(one)] for one in checked] == [set(projection.SIZES)] * len(checked)
+    assert len(layer.sizes) == {"AVX512": 13, "AMX": 15}[processor]
+    assert [met[id(one)] for one in checked] == [set(layer.sizes)] * len(checked)
 
 
 @pytest.mark.parametrize("spec", [make_spec(24, 3), make_spec(24, 3, key_width=10)], ids=["equal", "unequal"])
