@@ -44,7 +44,7 @@ class Heads(NamedTuple):
 
 def attend(heads: Heads, mask: torch.Tensor | None, scale: float) -> torch.Tensor:
     """Return softmax(q·kᵀ·scale + mask)·v (Vaswani et al. 2017, eq. 1) of a sequence as o_NLV; a fully masked row is zero."""
-    return _attend(heads, mask, scale, len(heads.q))[0]
+    return _attend(heads, mask, scale, heads.q.shape[0])[0]
 
 
 def _attend(heads: Heads, mask: torch.Tensor | None, scale: float, num_heads: int) -> torch.Tensor:
@@ -57,7 +57,7 @@ def _attend(heads: Heads, mask: torch.Tensor | None, scale: float, num_heads: in
         o_MLV = torch.bmm(small_weights(heads, scale), heads.v)
         return o_MLV.view(-1, num_heads, *o_MLV.shape[1:])
     mask = heads.q.new_zeros(1, 1, heads.k.shape[1]) if mask is None else mask
-    if len(heads.q) == num_heads and len(pieces := _pieces(heads)) > 1:
+    if heads.q.shape[0] == num_heads and len(pieces := _pieces(heads)) > 1:
         return _in_pieces(heads, mask, scale, pieces).unsqueeze(0)
     return _fused(heads, mask, scale, num_heads)
 
@@ -108,7 +108,7 @@ def is_small(heads: Heads, mask: torch.Tensor | None, num_heads: int) -> bool:
 
 def small_weights(heads: Heads, scale: float) -> torch.Tensor:
     """Return softmax(q·kᵀ·scale) of small unmasked sequences as w_MLS."""
-    scores = heads.q.new_empty(len(heads.q), heads.q.shape[1], heads.k.shape[1])
+    scores = heads.q.new_empty(*heads.q.shape[:2], heads.k.shape[1])
     torch.baddbmm(scores, heads.q, heads.k.transpose(1, 2), beta=0, alpha=scale, out=scores)
     return torch.softmax(scores, -1, out=scores)
 
@@ -131,18 +131,18 @@ def may_share(shape: tuple[int, int, int], like: torch.Tensor) -> bool:
     return torch.get_num_threads() == 1 and begins_aligned and width > 1 and is_one_call
 
 
-def attend_same_length(views: Heads, length: int, scale: float, output: torch.Tensor) -> None:
-    """Compute `attend` for unmasked sequences of one `length`; q, k, v and the output are views [N, B·L, H]."""
-    num_heads, rows = views.q.shape[:2]
-    group_rows = rows
-    if views.q.device.type == "cpu":  # the scores of one group fit into the cache
-        group_rows = length * max(1, MAX_SMALL_SCORES // (num_heads * length**2))
-    for start in range(0, rows, group_rows):
-        *group, target = (_by_sequence(x, slice(start, start + group_rows), length) for x in (*views, output))
-        if target.dim() == output.dim():  # a single sequence
-            target.copy_(attend(Heads(*copied(group)), None, scale))
-        else:
-            target.copy_(_attend(Heads(*(x.flatten(0, 1) for x in copied(group))), None, scale, num_heads))
+def attend_same_length(
+    columns: Sequence[torch.Tensor], num_heads: int, length: int, scale: float, output: torch.Tensor
+) -> None:
+    """Compute `attend` for unmasked sequences of one `length`: consecutive rows of q, k, v [T, N·H] and of the output."""
+    rows = output.shape[0]
+    if output.device.type == "cpu":  # the scores of one group fit into the cache
+        rows = length * max(1, MAX_SMALL_SCORES // (num_heads * length**2))
+    for start in range(0, output.shape[0], rows):
+        q, k, v, target = (_by_sequence(x[start : start + rows], length, num_heads) for x in (*columns, output))
+        # One copy of all three: each begins aligned, because each sequence does.
+        heads = Heads(*torch.stack((q, k, v)).flatten(1, 2).unbind())
+        target.copy_(_attend(heads, None, scale, num_heads))
         stop_point()
 
 
@@ -151,7 +151,6 @@ def copied(views: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     return [x.clone(memory_format=torch.contiguous_format) for x in views]
 
 
-def _by_sequence(x: torch.Tensor, rows: slice, length: int) -> torch.Tensor:
-    """Return rows of [N, R, H] as [B, N, L, H]; one sequence stays [N, L, H]."""
-    part = x if rows.start == 0 and rows.stop >= x.shape[1] else x[:, rows]
-    return part if part.shape[1] == length else part.view(len(x), -1, length, x.shape[2]).transpose(0, 1)
+def _by_sequence(x_TD: torch.Tensor, length: int, num_heads: int) -> torch.Tensor:
+    """Return rows of [T, N·H] as a view [B, N, L, H]."""
+    return x_TD.view(-1, length, num_heads, x_TD.shape[1] // num_heads).transpose(1, 2)

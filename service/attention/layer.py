@@ -14,7 +14,6 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
@@ -157,29 +156,32 @@ class Layer:
         self, calls: Sequence[Call], sort_keys: Sequence[tuple[int, int]], context_TD: torch.Tensor
     ) -> list[Weights | None]:
         """Write the heads' output of all sequences, in order; return the weights that each call requests."""
-        num_same_length = sum(kind == SAME_LENGTH for kind, _ in sort_keys)
-        num_self = sum(kind != CROSS for kind, _ in sort_keys)
-        groups = Counter[int]()  # rows of each length, in the calls' order
-        for call in calls[:num_same_length]:
-            groups[call.query.shape[1]] += call.query.shape[0] * call.query.shape[1]
+        num_shared, num_self = (sum(kind <= last for kind, _ in sort_keys) for last in (SAME_LENGTH, SELF))
         views: list[Heads] = []
+        row = 0  # of the first sequence that shares no call
         if num_self:
-            rows = [*groups.values(), *_lengths([call.query for call in calls[num_same_length:num_self]])]
-            views += self._split_heads(self._project_self([call.query for call in calls[:num_self]]), [rows] * 3)
+            columns = self._project_self([call.query for call in calls[:num_self]])
+            for length, group in itertools.groupby(calls[:num_shared], key=lambda call: call.query.shape[1]):
+                rows = slice(row, row + length * sum(call.query.shape[0] for call in group))
+                same = [x_RD[rows] for x_RD in columns]
+                kernels.attend_same_length(same, self.spec.num_heads, length, self.spec.scale, context_TD[rows])
+                row = rows.stop
+            if num_shared == len(calls):
+                return [None] * num_shared
+            lengths = _lengths([call.query for call in calls[num_shared:num_self]])
+            views += self._split_heads([x_RD[row:] for x_RD in columns], [lengths] * 3)
         views += self._project_cross(calls[num_self:])
-        outputs = _head_views(context_TD, self.spec.num_heads, [heads.q.shape[1] for heads in views])
+        outputs = _head_views(context_TD[row:], self.spec.num_heads, [heads.q.shape[1] for heads in views])
         each = zip(views, outputs, strict=True)
-        for length, (heads, output) in zip(groups, each, strict=False):  # the rest of `each` is below
-            kernels.attend_same_length(heads, length, self.spec.scale, output)
-        found = [self._attend(call, itertools.islice(each, call.query.shape[0])) for call in calls[num_same_length:]]
-        return [None] * num_same_length + found
+        found = [self._attend(call, itertools.islice(each, call.query.shape[0])) for call in calls[num_shared:]]
+        return [None] * num_shared + found
 
     def _project_self(self, parts: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Return q [R, N·H], k [R, G·H] and v [R, G·V] of the same rows: those of self-attention."""
         if self._fused is None:
             return self._project(self._inputs, parts)
         (qkv_RW,) = self._project([self._fused], parts)
-        return torch.split(qkv_RW, self._widths, dim=-1)
+        return qkv_RW.split_with_sizes(self._widths, dim=-1)
 
     def _project_cross(self, calls: Sequence[Call]) -> list[Heads]:
         """Return each sequence's query, key and value, each projected by its own matrix."""
@@ -255,8 +257,9 @@ def _lengths(parts: Sequence[torch.Tensor]) -> list[int]:
 
 def _head_views(x_RD: torch.Tensor, num_heads: int, rows: Sequence[int]) -> list[torch.Tensor]:
     """Split consecutive groups of `rows` into views [N, rows, D/N]; filler rows are left out."""
-    x_NRH = x_RD.view(len(x_RD), num_heads, x_RD.shape[1] // num_heads).transpose(0, 1)
-    return list(x_NRH.split_with_sizes([*rows, len(x_RD) - sum(rows)], dim=1)[: len(rows)])
+    num_rows, width = x_RD.shape
+    x_NRH = x_RD.view(num_rows, num_heads, width // num_heads).transpose(0, 1)
+    return list(x_NRH.split_with_sizes([*rows, num_rows - sum(rows)], dim=1)[: len(rows)])
 
 
 def _extra_columns(spec: LayerSpec, tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:

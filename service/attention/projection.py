@@ -116,11 +116,12 @@ class Packed(Projection):
         return ROW_MULTIPLE
 
     def __call__(self, x_RK: torch.Tensor, least_rows: int, /) -> torch.Tensor:
-        sizes = in_sizes(len(x_RK), least_rows, self.sizes)
+        num_rows = x_RK.shape[0]
+        sizes = in_sizes(num_rows, least_rows, self.sizes)
         if len(sizes) == 1:
             return self._product(x_RK)
-        y = x_RK.new_empty(len(x_RK), self.weight.shape[0])
-        for part, place in zip(x_RK.split(sizes), y.split(sizes), strict=True):
+        y = x_RK.new_empty(num_rows, self.weight.shape[0])
+        for part, place in zip(x_RK.split_with_sizes(sizes), y.split_with_sizes(sizes), strict=True):
             place.copy_(self._product(part))
             stop_point()
         return y
@@ -211,12 +212,13 @@ def pack(parts: Sequence[torch.Tensor], rows: int, like: torch.Tensor) -> torch.
     width = parts[0].shape[-1]
     packed = like.new_empty(rows, padded_width(width))
     flat = [part.reshape(-1, width) for part in parts]
-    tokens = sum(map(len, flat))
+    counts = [part.shape[0] for part in flat]
+    tokens = sum(counts)
     place = packed[:tokens, :width]
     if all(part.dtype == like.dtype and part.device == like.device for part in flat):
         torch.cat(flat, out=place)
     else:
-        for part, rows_of_it in zip(flat, place.split([len(part) for part in flat]), strict=True):
+        for part, rows_of_it in zip(flat, place.split_with_sizes(counts), strict=True):
             rows_of_it.copy_(part)
     fill(packed, tokens, width)
     return packed
@@ -233,7 +235,7 @@ def fill(packed: torch.Tensor, tokens: int, width: int) -> None:
 def split(packed: torch.Tensor, shapes: Sequence[Sequence[int]]) -> list[torch.Tensor]:
     """Invert `pack`: return views [*shape, width] of the rows, in order; filler rows are left out."""
     counts = [math.prod(shape) for shape in shapes]
+    num_rows, width = packed.shape
     # Most parts are one sequence, and the split gives them that shape: a `view` for each would cost more than the check.
-    rows = packed.unsqueeze(0).split([*counts, len(packed) - sum(counts)], dim=1)
-    width = packed.shape[1]
+    rows = packed.unsqueeze(0).split_with_sizes([*counts, num_rows - sum(counts)], dim=1)
     return [part if shape[0] == 1 else part.view(*shape, width) for part, shape in zip(rows, shapes, strict=False)]

@@ -34,8 +34,7 @@ def test_sequences_that_may_share_a_call_keep_their_bits(dtype):
         if not kernels.may_share(shape, rows):
             return
         together = rows.new_empty(len(rows), num_heads * width)
-        views = Heads(*(by_heads(x, num_heads) for x in rows.chunk(3, dim=1)))
-        kernels.attend_same_length(views, length, 0.3, by_heads(together, num_heads))
+        kernels.attend_same_length(rows.chunk(3, dim=1), num_heads, length, 0.3, together)
         for one, found in zip(rows.split(length), together.split(length), strict=True):
             heads = [by_heads(x, num_heads).contiguous() for x in one.chunk(3, dim=1)]
             alone = kernels.attend(Heads(*heads), None, 0.3).transpose(0, 1).flatten(1)
@@ -66,8 +65,8 @@ def test_a_shared_call_has_an_axis_of_sequences_and_an_axis_of_heads(monkeypatch
         return torch.empty_like(q)
 
     monkeypatch.setattr(functional, "scaled_dot_product_attention", attention)
-    views = [torch.empty(2048, 32, 8, device="meta").transpose(0, 1) for _ in range(4)]
-    kernels.attend_same_length(Heads(*views[:3]), 1, 0.3, views[3])
+    columns = [torch.empty(2048, 256, device="meta") for _ in range(3)]
+    kernels.attend_same_length(columns, 32, 1, 0.3, torch.empty(2048, 256, device="meta"))
     assert shapes == [(2048, 32, 1, 8)]
 
 
