@@ -3,9 +3,9 @@
 Legend: N heads, G key/value heads, L query rows, S key rows, R rows of a block, H head width, V value head width.
 
 Invariants: Requesting weights or scores does not change the output (P2). Small sequences compute weights anyway; for others a
-second pass computes them. The rows of a block never depend on the request, and each head is a product of its own. So any
-selection of heads and rows equals the same slice of the full answer, bit for bit. A few blocks are in memory at a time, however
-many there are. Scores are float32, or float64 for float64 heads.
+second pass computes them. The rows of a block never depend on the request, and on a CPU each head is a product of its own. So any
+selection of heads and rows equals the same slice of the full answer there, bit for bit. A few blocks are in memory at a time,
+however many there are. Scores are float32, or float64 for float64 heads.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from service.attention.progress import stop_point
 
 # Query rows whose scores are computed together. A row's bits depend on its block, so blocks are fixed.
 BLOCK_ROWS = 128
+# On a GPU a block costs launches and a copy that the host waits for, so shorter sequences are one block there.
+GPU_BLOCK_ROWS = 1024
 # Scores of a block computed together, in whole heads: 4 MiB of float32, or one head if that is larger. The limit changes no bit.
 MAX_CELLS = 2**20
 
@@ -41,8 +43,13 @@ def attend_with_weights(
         w_NLS = small_weights(heads, scale)
         o_NLV = torch.bmm(w_NLS, heads.v)  # first, because selecting the largest weights overwrites w_NLS
         return o_NLV, selected(Scores(heads.q, heads.k, None, scale, weights=w_NLS), wanted)
-    o_NLV, wide = attend(heads, mask, scale), torch.promote_types(heads.q.dtype, torch.float32)
-    return o_NLV, selected(Scores(heads.q.to(wide), heads.k.to(wide), mask, scale), wanted)
+    return attend(heads, mask, scale), weights_alone(heads, mask, scale, wanted)
+
+
+def weights_alone(heads: Heads, mask: torch.Tensor | None, scale: float, wanted: WeightsWanted) -> Weights:
+    """Return the weights of one sequence without its output."""
+    wide = torch.promote_types(heads.q.dtype, torch.float32)
+    return selected(Scores(heads.q.to(wide), heads.k.to(wide), mask, scale), wanted)
 
 
 class Scores(NamedTuple):
@@ -64,11 +71,16 @@ class Scores(NamedTuple):
     def shape(self) -> tuple[int, int, int]:
         return self.q.shape[0], self.q.shape[1], self.k.shape[1]
 
+    @property
+    def block_rows(self) -> int:
+        is_large = self.q.device.type != "cpu" and GPU_BLOCK_ROWS * self.k.shape[1] <= MAX_CELLS
+        return GPU_BLOCK_ROWS if is_large else BLOCK_ROWS
+
     def rows(self, chosen: Sequence[int], block: slice, stage: Stage | None = None) -> Iterator[torch.Tensor]:
         """Yield w_NRS of a block of rows, a few of the chosen heads at a time: the weights, or the scores at `stage`."""
         if self.weights is not None:
             rows = self.weights[:, block]
-            yield rows if list(chosen) == list(range(len(rows))) else rows[list(chosen)]
+            yield _of_heads(rows, chosen)
             return
         for some, scores in self._chunks(chosen, block, is_capped=stage != "scaled"):
             mask = self._block_mask(some, block)
@@ -81,7 +93,7 @@ class Scores(NamedTuple):
         """Return [N, L]: the natural log-sum-exp of each row's masked scores and of its head's sink."""
         num_heads, queries, _ = self.shape
         found = self.q.new_empty(num_heads, queries)
-        for block in blocks(queries):
+        for block in blocks(queries, self.block_rows):
             for some, scores in self._chunks(range(num_heads), block):
                 masked = _masked(scores, self._block_mask(some, block))
                 found[list(some), block] = torch.logsumexp(self._with_sinks(masked, some), -1)
@@ -92,7 +104,7 @@ class Scores(NamedTuple):
         num_heads, queries, _ = self.shape
         shared = num_heads // len(v)
         found = self.q.new_empty(num_heads, queries, v.shape[2])
-        for block in blocks(queries):
+        for block in blocks(queries, self.block_rows):
             for head, w_RS in enumerate(itertools.chain.from_iterable(self.rows(range(num_heads), block))):
                 torch.mm(w_RS, v[head // shared], out=found[head, block])
         return found
@@ -107,10 +119,14 @@ class Scores(NamedTuple):
         for first in range(0, len(chosen), num_heads):
             some = chosen[first : first + num_heads]
             scores = q.new_empty(len(some), num_rows, keys)
-            for i, head in enumerate(some):
-                torch.mm(q[head, block], k[head // shared].T, out=scores[i])
+            if q.device.type == "cpu":
+                for i, head in enumerate(some):
+                    torch.mm(q[head, block], k[head // shared].T, out=scores[i])
+                scores.mul_(self.scale)
+            else:  # one launch
+                keys_of = _of_heads(k, [head // shared for head in some])
+                torch.baddbmm(scores, _of_heads(q, some)[:, block], keys_of.mT, beta=0, alpha=self.scale, out=scores)
             stop_point()
-            scores.mul_(self.scale)
             if is_capped and self.softcap is not None:
                 scores.div_(self.softcap).tanh_().mul_(self.softcap)
             yield some, scores
@@ -138,6 +154,10 @@ class Scores(NamedTuple):
         return torch.cat([scores, sinks], dim=-1)
 
 
+def _of_heads(x: torch.Tensor, chosen: Sequence[int]) -> torch.Tensor:
+    return x if list(chosen) == list(range(len(x))) else x[list(chosen)]
+
+
 def _masked(scores: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     """Return scores + mask, and -inf wherever the mask is -inf: adding it to a score that overflowed to inf would give NaN."""
     if mask is None:
@@ -152,7 +172,7 @@ def selected(source: Scores, wanted: WeightsWanted) -> Weights:
     chosen: Sequence[int] = range(num_heads) if wanted.heads is None else wanted.heads
     if wanted.form == "mean":
         chosen = sorted(chosen)  # so that the mean's bits do not depend on the order of the request
-    is_one_block = queries <= BLOCK_ROWS and len(chosen) * queries * keys <= MAX_CELLS
+    is_one_block = queries <= source.block_rows and len(chosen) * queries * keys <= MAX_CELLS
     if wanted.form == "heads" and wanted.queries is None and (is_one_block or source.weights is not None):
         return next(source.rows(chosen, slice(0, queries), wanted.stage)).to("cpu", wanted.dtype).unsqueeze(0)
     num_rows = queries if wanted.queries is None else len(wanted.queries)
@@ -161,7 +181,7 @@ def selected(source: Scores, wanted: WeightsWanted) -> Weights:
     answer = [torch.empty(*lead, k, dtype=wanted.dtype)]
     if wanted.form == "top_k":
         answer += [torch.empty(*lead, k, dtype=torch.int32), torch.empty(*lead, dtype=wanted.dtype)]
-    for block, places, rows in _requested_blocks(queries, wanted.queries):
+    for block, places, rows in _requested_blocks(queries, source.block_rows, wanted.queries):
         parts = source.rows(chosen, block, wanted.stage)
         if wanted.form == "mean":
             answer[0][0, places] = _mean(parts, len(chosen))[rows].to("cpu", wanted.dtype)
@@ -177,19 +197,21 @@ def selected(source: Scores, wanted: WeightsWanted) -> Weights:
     return TopK(*answer) if wanted.form == "top_k" else answer[0]
 
 
-def blocks(num_rows: int) -> Iterator[slice]:
+def blocks(num_rows: int, block_rows: int) -> Iterator[slice]:
     """Yield the blocks of consecutive rows."""
-    for start in range(0, num_rows, BLOCK_ROWS):
-        yield slice(start, min(start + BLOCK_ROWS, num_rows))
+    for start in range(0, num_rows, block_rows):
+        yield slice(start, min(start + block_rows, num_rows))
 
 
-def _requested_blocks(num_rows: int, requested: Sequence[int] | None) -> Iterator[tuple[slice, Places, Places]]:
+def _requested_blocks(
+    num_rows: int, block_rows: int, requested: Sequence[int] | None
+) -> Iterator[tuple[slice, Places, Places]]:
     """Yield each block with a requested row: the block, the rows' places in the answer, and their indices in the block.
 
     If all rows are requested, places and indices are slices, which copy nothing.
     """
     rows = None if requested is None else torch.tensor(requested)
-    for block in blocks(num_rows):
+    for block in blocks(num_rows, block_rows):
         if rows is None:
             yield block, block, slice(None)
             continue

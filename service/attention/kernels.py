@@ -6,11 +6,12 @@ Invariants: How `attend` computes a sequence depends only on its shape, dtype an
 sequences (P1). Small sequences are computed by the definition: weights, then output. Others take 4-D
 scaled_dot_product_attention calls on contiguous, 64-byte aligned q, k, v (the 3-D call is another kernel); a large sequence
 takes several calls, each for some heads or rows. `attend_same_length` computes several sequences in one call where each keeps the
-bits it has alone (`may_share`).
+bits it has alone (`may_share`). On a GPU unmasked sequences of any lengths take one launch, alone too (`takes_any_lengths`).
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -32,6 +33,10 @@ SOFTMAX_WORK = 64
 WIDE_WORK = 4
 # torch's kernel takes rows in blocks of 256.
 KERNEL_ROWS = 256
+# The memory-efficient kernel of CUDA, which computes sequences of any lengths in one launch. It is not public, so code checks
+# that it exists. Its rows of heads begin at multiples of 16 bytes, and it knows no float64.
+_any_lengths = getattr(torch.ops.aten, "_efficient_attention_forward", None)
+GPU_ALIGNMENT = 16
 
 
 class Heads(NamedTuple):
@@ -56,6 +61,13 @@ def _attend(heads: Heads, mask: torch.Tensor | None, scale: float, num_heads: in
     if is_small(heads, mask, num_heads):
         o_MLV = torch.bmm(small_weights(heads, scale), heads.v)
         return o_MLV.view(-1, num_heads, *o_MLV.shape[1:])
+    if (
+        mask is None
+        and heads.q.shape[0] == num_heads
+        and takes_any_lengths(heads.q, heads.q.shape[2], heads.v.shape[2])
+    ):
+        rows = Heads(*(x.transpose(0, 1) for x in heads))
+        return attend_any_lengths(rows, [len(rows.q)], [len(rows.k)], scale).transpose(0, 1).unsqueeze(0)
     mask = heads.q.new_zeros(1, 1, heads.k.shape[1]) if mask is None else mask
     if heads.q.shape[0] == num_heads and len(pieces := _pieces(heads)) > 1:
         return _in_pieces(heads, mask, scale, pieces).unsqueeze(0)
@@ -146,9 +158,31 @@ def attend_same_length(
         stop_point()
 
 
+def takes_any_lengths(like: torch.Tensor, *widths: int) -> bool:
+    """Return whether unmasked sequences with heads of these widths go through `attend_any_lengths`."""
+    is_aligned = all(width * like.element_size() % GPU_ALIGNMENT == 0 for width in widths)
+    return like.device.type != "cpu" and like.dtype != torch.float64 and _any_lengths is not None and is_aligned
+
+
+def attend_any_lengths(
+    heads: Heads, query_lengths: Sequence[int], key_lengths: Sequence[int], scale: float
+) -> torch.Tensor:
+    """Return `attend` of consecutive unmasked sequences as o_TNV, in one launch; q_TNH, k_TNH and v_TNV lie on a GPU."""
+    ends = [[0, *itertools.accumulate(lengths)] for lengths in (query_lengths, key_lengths)]
+    of_query, of_key = (
+        torch.tensor([*ends[0], *ends[1]], dtype=torch.int32)
+        .to(heads.q.device)
+        .split_with_sizes([len(one) for one in ends])
+    )
+    most = max(query_lengths), max(key_lengths)
+    q, k, v = (x.unsqueeze(0) for x in heads)
+    found: torch.Tensor = _any_lengths.default(q, k, v, None, of_query, of_key, *most, 0.0, 0, scale=scale)[0]  # type: ignore[union-attr]
+    return found[0]
+
+
 def copied(views: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Return fresh copies in any case: a view that happens to be contiguous may be unaligned."""
-    return [x.clone(memory_format=torch.contiguous_format) for x in views]
+    """Return fresh copies in any case: a view that happens to be contiguous may be unaligned. A GPU's kernels take views."""
+    return [x.clone(memory_format=torch.contiguous_format) if x.device.type == "cpu" else x for x in views]
 
 
 def _by_sequence(x_TD: torch.Tensor, length: int, num_heads: int) -> torch.Tensor:

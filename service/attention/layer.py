@@ -5,8 +5,9 @@ key rows, H head width, V value head width.
 
 Invariants: On a CPU, a call's bits do not depend on other calls of the batch (P1). Which projections are fused depends on the
 call and the layer. Each product has enough rows that a row's bits do not depend on the others. Sequences run one by one, or
-together where `kernels.may_share` allows it. Where this machine's products break the rule for rows, the self-check raises
-`least_rows`; where no row count keeps it, the layer is `is_sequential` and takes one sequence at a time.
+together where `kernels.may_share` allows it; on a GPU all unmasked self-attention is one launch. Where this machine's products
+break the rule for rows, the self-check raises `least_rows`; where no row count keeps it, the layer is `is_sequential` and takes
+one sequence at a time.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 
 from service.attention import kernels, projection
-from service.attention.attention_weights import attend_with_weights, joined
+from service.attention.attention_weights import attend_with_weights, joined, weights_alone
 from service.attention.call import Answer, Call, Weights
 from service.attention.kernels import Heads
 from service.attention.masks import lowered_on
@@ -28,8 +29,8 @@ from service.attention.projection import Packed, Plain, Projection
 from service.attention.spec import LayerSpec
 from service.errors import LayerNotLoaded
 
-# Sort order of a batch: same-length self-attention that shares an attention call, other self-attention, cross-attention.
-SAME_LENGTH, SELF, CROSS = range(3)
+# Sort order of a batch: unmasked self-attention whose sequences share an attention call, other self-attention, cross-attention.
+SHARED, SELF, CROSS = range(3)
 # Rows of one pass on a CPU. More rows are no faster. The memory of a pass, 14 KiB a row at a width of 512, is most of what a
 # process takes at its peak.
 MAX_ROWS = 2**10
@@ -61,6 +62,9 @@ class Layer:
         self._output = self._packed(projection.side_by_side(moved, ["output"])) if spec.has_output else None
         self._appended = _extra_columns(spec, moved)
         self._like = torch.empty(0, dtype=dtype, device=device)
+        # Query, key and value have the same heads of the same width, and the layer appends no keys.
+        self._has_plain_heads = len(set(self._widths)) == 1 and not spec.extra_keys
+        self._takes_any_lengths = self._has_plain_heads and kernels.takes_any_lengths(self._like, spec.head_width)
         self.is_fused = self._fused is not None
         """Whether self-attention computes query, key and value in one matrix product."""
         used = [*self._inputs, *(one for one in (self._fused, self._output) if one is not None)]
@@ -104,7 +108,7 @@ class Layer:
         return [_joined([self._forward([part])[0] for part in call.sequences()]) for call in calls]
 
     def _forward(self, calls: Sequence[Call]) -> list[Answer]:
-        """Compute calls in their sort order (SAME_LENGTH, SELF, CROSS), pass by pass; return answers in the order of `calls`."""
+        """Compute calls in their sort order (SHARED, SELF, CROSS), pass by pass; return answers in the order of `calls`."""
         may_share = functools.cache(self.may_share)  # checks each length once
         sort_keys = [self._sort_key(call, may_share) for call in calls]
         order = sorted(range(len(calls)), key=sort_keys.__getitem__)
@@ -119,18 +123,17 @@ class Layer:
         return [answers[i] for i in range(len(calls))]
 
     def _sort_key(self, call: Call, may_share: Callable[[int], bool]) -> tuple[int, int]:
-        """Return the call's sort key; SAME_LENGTH calls come first, ordered by length."""
+        """Return the call's sort key; SHARED calls come first, ordered by length."""
         if not (self._has_one_input_width and call.is_self_attention):
             return CROSS, 0
         length = call.query.shape[1]
-        is_plain = call.mask is None and call.weights is None
-        return (SAME_LENGTH, length) if is_plain and may_share(length) else (SELF, 0)
+        is_plain = call.mask is None and (call.weights is None or self._takes_any_lengths)
+        return (SHARED, length) if is_plain and may_share(length) else (SELF, 0)
 
     def may_share(self, length: int) -> bool:
-        """Return whether unmasked self-attention of several sequences of this length is one `kernels.attend_same_length` call."""
+        """Return whether unmasked self-attention of several sequences of this length is one call of a kernel."""
         shape = self.spec.num_heads, length, self.spec.head_width
-        has_plain_heads = len(set(self._widths)) == 1 and not self.spec.extra_keys
-        return self._has_one_input_width and has_plain_heads and kernels.may_share(shape, self._like)
+        return self._has_one_input_width and self._has_plain_heads and kernels.may_share(shape, self._like)
 
     def _run_pass(self, calls: Sequence[Call], sort_keys: Sequence[tuple[int, int]]) -> list[Answer]:
         """Return the answers of one pass, whose calls are in their sort order."""
@@ -143,6 +146,7 @@ class Layer:
         projection.fill(context_RK, tokens, width)
         weights = self._attend_all(calls, sort_keys, context_RK[:tokens, :width])
         output = context_RK[:, :width] if self._output is None else self._output(context_RK, self.least_rows)
+        output = output.to("cpu")  # in one copy
         parts = zip(calls, projection.split(output, shapes), weights, strict=True)
         return [Answer(part.to(call.query), found) for call, part, found in parts]
 
@@ -156,25 +160,52 @@ class Layer:
         self, calls: Sequence[Call], sort_keys: Sequence[tuple[int, int]], context_TD: torch.Tensor
     ) -> list[Weights | None]:
         """Write the heads' output of all sequences, in order; return the weights that each call requests."""
-        num_shared, num_self = (sum(kind <= last for kind, _ in sort_keys) for last in (SAME_LENGTH, SELF))
+        num_shared, num_self = (sum(kind <= last for kind, _ in sort_keys) for last in (SHARED, SELF))
+        weights: list[Weights | None] = []
         views: list[Heads] = []
         row = 0  # of the first sequence that shares no call
         if num_self:
             columns = self._project_self([call.query for call in calls[:num_self]])
-            for length, group in itertools.groupby(calls[:num_shared], key=lambda call: call.query.shape[1]):
-                rows = slice(row, row + length * sum(call.query.shape[0] for call in group))
-                same = [x_RD[rows] for x_RD in columns]
-                kernels.attend_same_length(same, self.spec.num_heads, length, self.spec.scale, context_TD[rows])
-                row = rows.stop
+            row, weights = self._attend_shared(calls[:num_shared], columns, context_TD)
             if num_shared == len(calls):
-                return [None] * num_shared
+                return weights
             lengths = _lengths([call.query for call in calls[num_shared:num_self]])
             views += self._split_heads([x_RD[row:] for x_RD in columns], [lengths] * 3)
         views += self._project_cross(calls[num_self:])
         outputs = _head_views(context_TD[row:], self.spec.num_heads, [heads.q.shape[1] for heads in views])
         each = zip(views, outputs, strict=True)
-        found = [self._attend(call, itertools.islice(each, call.query.shape[0])) for call in calls[num_shared:]]
-        return [None] * num_shared + found
+        return weights + [
+            self._attend(call, itertools.islice(each, call.query.shape[0])) for call in calls[num_shared:]
+        ]
+
+    def _attend_shared(
+        self, calls: Sequence[Call], columns: Sequence[torch.Tensor], context_TD: torch.Tensor
+    ) -> tuple[int, list[Weights | None]]:
+        """Write the heads' output of calls of kind SHARED, in order; return the number of their rows and their weights."""
+        num_heads, scale, row = self.spec.num_heads, self.spec.scale, 0
+        if calls and self._takes_any_lengths:
+            return self._attend_any_lengths(calls, columns, context_TD)
+        for length, group in itertools.groupby(calls, key=lambda call: call.query.shape[1]):
+            rows = slice(row, row + length * sum(call.query.shape[0] for call in group))
+            kernels.attend_same_length([x[rows] for x in columns], num_heads, length, scale, context_TD[rows])
+            row = rows.stop
+        return row, [None] * len(calls)
+
+    def _attend_any_lengths(
+        self, calls: Sequence[Call], columns: Sequence[torch.Tensor], context_TD: torch.Tensor
+    ) -> tuple[int, list[Weights | None]]:
+        """Do the same on a GPU in one launch for all lengths, and one product and softmax for the weights of a sequence."""
+        lengths = _lengths([call.query for call in calls])
+        rows, scale = sum(lengths), self.spec.scale
+        heads = Heads(*(x_RD[:rows].view(rows, self.spec.num_heads, self.spec.head_width) for x_RD in columns))
+        context_TD[:rows].copy_(kernels.attend_any_lengths(heads, lengths, lengths, scale).flatten(1))
+        views = iter(self._split_heads(columns, [lengths] * 3))
+        weights: list[Weights | None] = []
+        for call in calls:
+            own = list(itertools.islice(views, call.query.shape[0]))
+            wanted = call.weights
+            weights.append(None if wanted is None else joined([weights_alone(one, None, scale, wanted) for one in own]))
+        return rows, weights
 
     def _project_self(self, parts: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Return q [R, N·H], k [R, G·H] and v [R, G·V] of the same rows: those of self-attention."""

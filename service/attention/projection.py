@@ -215,7 +215,11 @@ def pack(parts: Sequence[torch.Tensor], rows: int, like: torch.Tensor) -> torch.
     counts = [part.shape[0] for part in flat]
     tokens = sum(counts)
     place = packed[:tokens, :width]
-    if all(part.dtype == like.dtype and part.device == like.device for part in flat):
+    if like.device.type != "cpu":  # one copy, which the host does not wait for
+        dtype = functools.reduce(torch.promote_types, {part.dtype for part in flat})
+        host = torch.empty(tokens, width, dtype=dtype, pin_memory=like.is_cuda)
+        place.copy_(torch.cat(flat, out=host), non_blocking=True)
+    elif all(part.dtype == like.dtype for part in flat):
         torch.cat(flat, out=place)
     else:
         for part, rows_of_it in zip(flat, place.split_with_sizes(counts), strict=True):

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, Self
 
@@ -140,12 +142,10 @@ def _dispatch(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             return args[0]
         if op in _CONVERSIONS:
             return _converted(op, *args, **kwargs)
-        if op is aten._scaled_dot_product_efficient_attention.default:
-            return _efficient_attention(*args, **kwargs)
-        return _computed(op, args, kwargs)
+        return _KERNELS.get(op, functools.partial(_computed, op))(*args, **kwargs)
 
 
-def _computed(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+def _computed(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Run any other operator on what the tensors hold."""
     name = op._schema.name.removeprefix("aten::")
     is_view = any(one.alias_info is not None and not one.alias_info.is_write for one in op._schema.returns)
@@ -206,22 +206,69 @@ def _efficient_attention(
     if not all(map(_is_here, (q, k, v))) or not (bias is None or _is_here(bias)):
         raise RuntimeError("Expected all tensors to be on the same device, but the attention kernel got others")
     _count(launches=1)
-    scores = _held(q).float() @ _held(k).float().transpose(-1, -2) * scale
     if bias is not None:
         strides = bias.stride()
         if bias.dtype != q.dtype or strides[-1] != 1 or any(one % BIAS_ALIGNMENT for one in strides[:-1]):
             raise RuntimeError(f"invalid bias: {bias.dtype} with strides {strides} beside a query of {q.dtype}")
-        scores += _held(bias).float()
+    output = _kernel(*map(_held, (q, k, v, bias)), is_causal=is_causal, scale=scale)
+    unused = torch.empty(0)
+    rows_first = output.transpose(1, 2).contiguous().transpose(1, 2)
+    return tuple(map(DeviceTensor, (rows_first, unused, unused.long(), unused.long())))
+
+
+def _kernel(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, *, is_causal: bool, scale: float
+) -> torch.Tensor:
+    scores = q.float() @ k.float().transpose(-1, -2) * scale
+    if bias is not None:
+        scores += bias.float()
     if is_causal:
         scores.masked_fill_(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
     scores *= LOG2_E
     largest = scores.amax(-1, keepdim=True)
     powers = torch.exp2(scores - largest.masked_fill(largest == -torch.inf, 0.0))
     sums = powers.sum(-1, keepdim=True)
-    output = (powers @ _held(v).float() / sums.masked_fill(sums == 0, 1.0)).to(q.dtype)
+    return (powers @ v.float() / sums.masked_fill(sums == 0, 1.0)).to(q.dtype)
+
+
+def _any_lengths(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bias: None,
+    ends_q: torch.Tensor,
+    ends_k: torch.Tensor,
+    longest_q: int,
+    longest_k: int,
+    dropout_p: float,
+    mask_type: int,
+    *,
+    scale: float,
+) -> tuple[Any, ...]:
+    """Compute each sequence of [1, T, N, H] between two ends as `_efficient_attention` does, in one launch, with its demands."""
+    given, widths = (q, k, v, ends_q, ends_k), (q.shape[3], v.shape[3])
+    if not all(map(_is_here, given)):
+        raise RuntimeError("Expected all tensors to be on the same device, but the attention kernel got others")
+    if q.dtype == torch.float64 or any(width * q.element_size() % 16 for width in widths):
+        raise RuntimeError(f"the kernel has no {q.dtype} at widths of {widths}")
+    if q.shape[0] != 1 or any(ends.dtype != torch.int32 or ends.stride() != (1,) for ends in (ends_q, ends_k)):
+        raise RuntimeError("cu_seqlens are contiguous int32, and the batch is one")
+    _count(launches=1)
+    places = [[slice(*pair) for pair in itertools.pairwise(_held(ends).tolist())] for ends in (ends_q, ends_k)]
+    if [longest_q, longest_k] != [max(place.stop - place.start for place in some) for some in places]:
+        raise RuntimeError(f"the longest sequences are not {longest_q} and {longest_k}")
+    output = torch.full((*q.shape[:3], v.shape[3]), torch.nan, dtype=q.dtype)
+    for rows, keys in zip(*places, strict=True):
+        query, key, value = (_held(x)[:, some].transpose(1, 2) for x, some in ((q, rows), (k, keys), (v, keys)))
+        output[:, rows] = _kernel(query, key, value, None, is_causal=bool(mask_type), scale=scale).transpose(1, 2)
     unused = torch.empty(0)
-    rows_first = output.transpose(1, 2).contiguous().transpose(1, 2)
-    return tuple(map(DeviceTensor, (rows_first, unused, unused.long(), unused.long())))
+    return (*map(DeviceTensor, (output, unused, unused.long(), unused.long())), longest_q, longest_k)
+
+
+_KERNELS: dict[Any, Callable[..., Any]] = {
+    aten._scaled_dot_product_efficient_attention.default: _efficient_attention,
+    aten._efficient_attention_forward.default: _any_lengths,
+}
 
 
 def _factory(op: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
