@@ -207,8 +207,11 @@ class WaitingRoom(RuleBasedStateMachine):
 
     @property
     def admitted(self) -> list[CountedJob]:
-        """The jobs that were made and not refused: the batcher has set their timer."""
-        return [job for job in CountedJob.made if job.timer is not None]
+        """The jobs that were made here and not refused: the batcher has set their timer.
+
+        A service that another test left on a thread of its own makes jobs too, with another clock.
+        """
+        return [job for job in CountedJob.made if job.timer is not None and job.clock is self.clock]
 
     @invariant()
     def every_admitted_job_is_settled_exactly_once_and_its_client_has_the_result(self) -> None:
