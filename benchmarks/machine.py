@@ -16,11 +16,15 @@ _ISA = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16")
 
 
 def hardware() -> dict[str, Any]:
-    """Return CPU, instruction sets, cores, memory, and the version of Python."""
+    """Return CPU, instruction sets, cores, memory, and the version of Python.
+
+    The name of a virtual machine's CPU may be that of several generations, so its family and model stand behind it.
+    """
     lines = (line.partition(":") for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines())
     about = {name.strip(): value.strip() for name, _, value in lines}
+    which = [f"{key.split()[-1]} {about[key]}" for key in ("cpu family", "model") if key in about]
     return {
-        "cpu": about.get("model name", platform.machine()),
+        "cpu": " ".join([about.get("model name", platform.machine()), *which]),
         "isa": " ".join(name for name in _ISA if name in about.get("flags", "").split()),
         "cores": usable_cores(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
