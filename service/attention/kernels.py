@@ -61,15 +61,12 @@ def _attend(heads: Heads, mask: torch.Tensor | None, scale: float, num_heads: in
     if is_small(heads, mask, num_heads):
         o_MLV = torch.bmm(small_weights(heads, scale), heads.v)
         return o_MLV.view(-1, num_heads, *o_MLV.shape[1:])
-    if (
-        mask is None
-        and heads.q.shape[0] == num_heads
-        and takes_any_lengths(heads.q, heads.q.shape[2], heads.v.shape[2])
-    ):
+    is_alone = heads.q.shape[0] == num_heads
+    if mask is None and is_alone and takes_any_lengths(heads.q, heads.q.shape[2], heads.v.shape[2]):
         rows = Heads(*(x.transpose(0, 1) for x in heads))
         return attend_any_lengths(rows, [len(rows.q)], [len(rows.k)], scale).transpose(0, 1).unsqueeze(0)
     mask = heads.q.new_zeros(1, 1, heads.k.shape[1]) if mask is None else mask
-    if heads.q.shape[0] == num_heads and len(pieces := _pieces(heads)) > 1:
+    if is_alone and len(pieces := _pieces(heads)) > 1:
         return _in_pieces(heads, mask, scale, pieces).unsqueeze(0)
     return _fused(heads, mask, scale, num_heads)
 

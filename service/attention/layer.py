@@ -199,6 +199,8 @@ class Layer:
         rows, scale = sum(lengths), self.spec.scale
         heads = Heads(*(x_RD[:rows].view(rows, self.spec.num_heads, self.spec.head_width) for x_RD in columns))
         context_TD[:rows].copy_(kernels.attend_any_lengths(heads, lengths, lengths, scale).flatten(1))
+        if all(call.weights is None for call in calls):
+            return rows, [None] * len(calls)
         views = iter(self._split_heads(columns, [lengths] * 3))
         weights: list[Weights | None] = []
         for call in calls:
