@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
+from benchmarks.machine import ROOT
 from benchmarks.report import with_section
 from benchmarks.tables import number, table
 
-ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "gpu.json"
 PAGE = ROOT / "docs" / "gpu.md"
 NOTHING = "No card has run it yet, so there are no figures."
