@@ -60,7 +60,7 @@ test-random: install-test ## make test with new draws of the properties; a new f
 test-debian: ## make test in fresh roots of Debian 12 and 13 with their own Pythons: root, debootstrap, long; RELEASES=, TARGETS= (deploy/debian/test.sh)
 	@exec deploy/debian/test.sh
 
-torture: install-test install-fuzz ## measure the figures of docs/reliability.md, on an otherwise idle machine; ARGS=--short for minutes
+torture: install-test install-fuzz ## measure the figures of docs/internals/reliability.md, on an otherwise idle machine; ARGS=--short for minutes
 	@$(BIN)/python -m tests.torture $(ARGS)
 
 mutants: install-test ## plant faults one by one in a copy of the code and see whether the tests notice: minutes; ARGS="--only 'wire/*' --jobs 2"
@@ -96,7 +96,7 @@ type: install-test ## mypy --strict
 bench: $(VENV)/.installed-test ## compare the service with the bound, the cost of HTTP and the peers, on an otherwise idle machine; ARGS=--quick for a minute
 	$(BIN)/python -m benchmarks $(ARGS)
 
-report: install $(PLOTS)/.installed ## write tables, claims and plots from the last figures: docs/performance.md, README.md, docs/plots
+report: install $(PLOTS)/.installed ## write tables, claims and plots from the last figures: docs/internals/performance.md, README.md, docs/plots
 	$(BIN)/python -m benchmarks.report
 	$(PLOTS)/bin/python -m benchmarks.plots
 

@@ -1,4 +1,4 @@
-"""python -m benchmarks.report: write the generated sections of `docs/performance.md` and README.md from the results alone.
+"""python -m benchmarks.report: write the generated sections of performance.md and README.md from the results alone.
 
 Invariants: only what stands between the markers is replaced; a claim of the README names its processor and its date, and a row of
 older code or another processor says so; a missed or unmeasured target is named as such.
@@ -74,11 +74,11 @@ def _verdicts(parts: Mapping[str, Part]) -> str:
         if x["is_met"] is False
     ]
     lines += [f"Missed: {'; '.join(missed)}."] if missed else []
-    return "\n".join([*lines, "All figures: [`docs/performance.md`](docs/performance.md)."])
+    return "\n".join([*lines, "All figures: [`docs/internals/performance.md`](docs/internals/performance.md)."])
 
 
 # Page, name of its markers, and the function that writes the section.
-PAGES = ((ROOT / "docs" / "performance.md", "bench", performance), (ROOT / "README.md", "claims", claims))
+PAGES = ((ROOT / "docs" / "internals" / "performance.md", "bench", performance), (ROOT / "README.md", "claims", claims))
 
 
 def with_section(text: str, marker: str, section: str) -> str:

@@ -1,4 +1,4 @@
-"""Tables: the section of `docs/performance.md` with all figures, written from the results alone.
+"""Tables: the section of `docs/internals/performance.md` with all figures, written from the results alone.
 
 Invariants: functions are pure; a figure is a median with its quartiles; what was not measured is left out; each table names its
 processor, code and day, and says so if they are not those of the newest table.
@@ -173,7 +173,7 @@ def _sweep(part: Part) -> list[str]:
     if part.name == "length":
         found = [row | _compared(part, row, found) for row in found]
     heads = ["work", point, *("answered/s" if (part.name, x) == ("offered", "rps") else _heading(x) for x in figures)]
-    picture = [f"![{title}](plots/{PLOTS[part.name].file})"] if part.name in PLOTS else []
+    picture = [f"![{title}](../plots/{PLOTS[part.name].file})"] if part.name in PLOTS else []
     return [title, *picture, table(heads, [[*_point(row), *_cells(row, figures)] for row in found])]
 
 

@@ -20,7 +20,8 @@ from service.wire.attend_request import RequestLimits
 
 # The default of ATTENTION_STANDING_WAIT_MS.
 STANDING_WAIT_S = 0.1
-# How long inline batches may block the loop together. A health check may wait two or three times as long (docs/decisions.md).
+# How long inline batches may block the loop together. A health check may wait two or three times as long
+# (docs/internals/decisions.md).
 INLINE_S = 0.015
 # On a CPU a request that likely takes longer computes on the thread of long batches, and a short batch ends within this time. A
 # short request of another lane waits for this time at most, so its p99 can stay below 25 ms. Batches of 2,000 rows at a width of

@@ -4,7 +4,7 @@ Legend: B sequences, N heads, L query rows, S key rows.
 
 Invariants: Only shapes are read, so that a call can be refused before its tables are allocated. Sizes are Python integers.
 Work that moves memory instead of multiplying counts as the flops that products do in the same time. These figures, measured
-on one core with 12 heads of 32 (docs/performance.md), hold within a factor of two.
+on one core with 12 heads of 32 (docs/internals/performance.md), hold within a factor of two.
 """
 
 from __future__ import annotations

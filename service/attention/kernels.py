@@ -130,7 +130,7 @@ def may_share(shape: tuple[int, int, int], like: torch.Tensor) -> bool:
 
     Several threads split the rows of all sequences of a call, and one sequence alone at other rows. A sequence that is
     not 64-byte aligned is read by other instructions. With a head width of 1 a single head is multiplied as a
-    vector, several as matrices (docs/performance.md). A GPU promises only a tolerance.
+    vector, several as matrices (docs/internals/performance.md). A GPU promises only a tolerance.
     """
     if like.device.type != "cpu":
         return True

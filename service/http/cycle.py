@@ -3,9 +3,9 @@
 Invariants: If a body turns out to be malformed half-way, the code that reads it gets the error and answers. A response never
 counts as sent if the client disconnected before its end. Only the connection decides when to close.
 
-Write coalescing (docs/decisions.md): the first response of a tick is sent at once, because it may be the only one. The others are
-sent in order when the tick ends, or after the inline batch that began in it. A response that closes its connection is sent at
-once too.
+Write coalescing (docs/internals/decisions.md): the first response of a tick is sent at once, because it may be the only one. The
+others are sent in order when the tick ends, or after the inline batch that began in it. A response that closes its connection is
+sent at once too.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Invariants: A layer is served only after the engine has checked it with real forward passes. Shutdown settles every accepted
 request, and waits at most CLOSE_S for the threads.
-Tasks besides the batcher's (the named exceptions of `docs/decisions.md`): one loads layers, then sends heartbeats; one applies
-the desired state; one watches the steps of loads; one watches the keys file, if there is one.
+Tasks besides the batcher's (the named exceptions of `docs/internals/decisions.md`): one loads layers, then sends heartbeats; one
+applies the desired state; one watches the steps of loads; one watches the keys file, if there is one.
 """
 
 from __future__ import annotations

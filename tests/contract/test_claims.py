@@ -1,4 +1,4 @@
-"""README, `docs/performance.md` and the pictures are generated from the last results."""
+"""README, `docs/internals/performance.md` and the pictures are generated from the last results."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""docs/structure.md has every file of service/ and client/ with its clause: the first line of the module's docstring."""
+"""structure.md has every file of service/ and client/ with its clause: the first line of the module's docstring."""
 
 import ast
 from pathlib import Path
@@ -21,12 +21,12 @@ def clauses(package: Path) -> list[str]:
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda path: path.name)
 def test_every_file_has_its_clause(package):
-    document = (ROOT / "docs" / "structure.md").read_text(encoding="utf-8").splitlines()
+    document = (ROOT / "docs" / "internals" / "structure.md").read_text(encoding="utf-8").splitlines()
     missing = [line for line in clauses(package) if line not in document]
-    assert not missing, "add to docs/structure.md:\n" + "\n".join(missing)
+    assert not missing, "add to docs/internals/structure.md:\n" + "\n".join(missing)
 
 
 def test_every_clause_names_an_existing_file():
-    document = (ROOT / "docs" / "structure.md").read_text(encoding="utf-8").splitlines()
+    document = (ROOT / "docs" / "internals" / "structure.md").read_text(encoding="utf-8").splitlines()
     known = [line for package in PACKAGES for line in clauses(package)]
     assert not [line for line in document if line.startswith("- `") and ".py`: " in line and line not in known]

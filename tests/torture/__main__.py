@@ -1,9 +1,9 @@
-"""`python -m tests.torture`: measures the figures of docs/reliability.md and prints them beside their targets.
+"""`python -m tests.torture`: measures the figures of docs/internals/reliability.md and prints them beside their targets.
 
     --figures 1,5      some of them
     --short            some five minutes in all; else an hour and a half, on a machine that does nothing else
     --soak-s 3600      a longer soak
-    --write            keep the table in docs/reliability.md (the full form does)
+    --write            keep the table in docs/internals/reliability.md (the full form does)
 
 Exit code 1 if a target is missed; what broke a rule lies in the directory that is named at the end.
 """
@@ -25,7 +25,7 @@ from tests.torture.figure import Form
 from tests.torture.report import Row, none_of, table, write_page
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "reliability.md"
+PAGE = ROOT / "docs" / "internals" / "reliability.md"
 FIGURES = {
     1: "fuzz", 2: "sigterm", 3: "overload", 4: "soak", 5: "isolation", 6: "disconnects", 7: "trickle", 8: "bombs",
     9: "large_bodies", 10: "checkpoints", 11: "layer_race", 12: "large_text", 13: "unread_log", 14: "run_directory",

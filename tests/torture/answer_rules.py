@@ -1,5 +1,5 @@
-"""Answer rules: what an answer may be, whatever was asked (the first rule of `docs/reliability.md`); which of the refusals is
-right, they do not say.
+"""Answer rules: what an answer may be, whatever was asked (the first rule of `docs/internals/reliability.md`); which of the
+refusals is right, they do not say.
 
 Invariants: the status is one of the contract's; a refusal has the contract's form, a code that belongs to its status, at most
 4 KiB, nothing of the input, of a path, a trace or a pointer; what is called JSON is JSON, without NaN.

@@ -82,7 +82,7 @@ def test_masks_and_weights_add_flops_and_more_of_them_add_more(data, sizes):
     ids=["mean", "top_k of 1", "top_k of all", "two rows"],
 )
 def test_the_cost_of_weights_of_a_long_sequence_matches_the_measurement(wanted, least):
-    """Twelve heads of 32 over 2,000 keys, as in docs/performance.md: within a factor of two."""
+    """Twelve heads of 32 over 2,000 keys, as in docs/internals/performance.md: within a factor of two."""
     spec, sizes = make_spec(384, 12), Sizes(1, 12, 2000, 2000)
     share = flops(spec, sizes, None, wanted) / flops(spec, sizes, None, None)
     assert least <= share <= 3 * least
