@@ -7,8 +7,9 @@ Legend: B sequences, L rows of one sequence, T rows of all together, R = T plus 
 Invariants: `split` undoes `pack` exactly. No row represents a position that does not exist (P3). Filler rows only round the
 matrix up: from `least_rows` on, in multiples of ROW_MULTIPLE, a row's bits depend on the row alone (P1; measured,
 docs/internals/performance.md). The check of each layer may raise `least_rows` (`self_check.py`): on a processor with AMX,
-products of fewer than 48 rows in bfloat16 round differently. For each row count that oneDNN gets it compiles code and keeps it, half a megabyte and
-more. So it gets only the row counts of `row_counts`, which a table decides: measured at start, they would differ between workers.
+products of fewer than 48 rows in bfloat16 round differently. For each row count that oneDNN gets it compiles code and keeps
+it, half a megabyte and more. So it gets only the row counts of `row_counts`, which a table decides: measured at start, they
+would differ between workers.
 """
 
 from __future__ import annotations
