@@ -104,7 +104,7 @@ class TopKField(BaseModel):
 class AttendAnswer(BaseModel):
     output: Tensor = Field(description="of the rank, the layout and the dtype of query")
     weights: Tensor | TopKField | None = Field(
-        description="[H, L, S], [L, S] for mean, or top_k; null if not requested"
+        description="[H, L, S], [L, S] for mean, or top_k; float64 if query is; null if not requested"
     )
     masked_rows: int = Field(description="query rows that may attend to nothing in at least one head")
     layer: LayerName = Field(description="what answered")
@@ -115,8 +115,10 @@ class AttendAnswer(BaseModel):
 class AttentionReply(AttendAnswer):
     """The fields with a default are there if the request asks for them."""
 
-    scores: Tensor | None = Field(default=None, description="[H, L, S], with B in front of a batch")
-    lse: Tensor | None = Field(default=None, description="[H, L], with B in front of a batch")
+    scores: Tensor | None = Field(
+        default=None, description="[H, L, S], with B in front of a batch; float64 if query is"
+    )
+    lse: Tensor | None = Field(default=None, description="[H, L], with B in front of a batch; float64 if query is")
     present_key: Tensor | None = Field(default=None, description="past_key and key in one")
     present_value: Tensor | None = Field(default=None, description="past_value and value in one")
 
