@@ -59,8 +59,10 @@ def attend_extreme(heads: Heads, mask: torch.Tensor, scale: float, kernel: Kerne
     Which rows these are depends on their own query and allowed keys alone. It takes one pass by the definition at most.
     """
     most = safe_range(heads.q.dtype, heads.q.shape[2], scale)
-    is_row, *of_keys = ((x.abs() < most).all(-1).logical_not() for x in heads)
+    is_row, *of_keys = ((x.abs().amax(-1) < most).logical_not() for x in heads)  # NaN is not below it either
     is_key = torch.logical_or(*of_keys)
+    if not bool(is_row.any() | is_key.any()):
+        return kernel(heads, mask, scale)
     k, v = (x.masked_fill(is_key.unsqueeze(-1), 0.0) for x in (heads.k, heads.v))
     found = kernel(Heads(heads.q, k, v), mask, scale)
     shared = len(heads.q) // len(heads.k)

@@ -127,6 +127,10 @@ def test_what_a_blocked_key_holds_changes_no_bit_of_a_row(data, drawn):
     for field in ("output", "weights", "scores", "lse"):
         one, two = (getattr(found, field)[at] for found in (drawn.answer(), other.answer()))
         assert same_bits(one, two), (field, one, two)
+    # In a batch, and without weights, scores and lse (P1, P2).
+    layer = ScaledDotProduct(dtype=drawn.dtype, device=DEVICE)
+    for found, alone in zip(layer.forward([other.call, drawn.call]), (other, drawn), strict=True):
+        assert same_bits(found.output, alone.answer().output)
 
 
 @settings(max_examples=150)
