@@ -44,6 +44,12 @@ Heads = Annotated[int | None, typer.Option("--heads", help="number of heads, if 
 ZeroAttn = Annotated[bool, typer.Option("--add-zero-attn", help="the layer was made with add_zero_attn=True")]
 Scale = Annotated[float | None, typer.Option("--scale", help="multiplier of query·key; default 1/sqrt(head width)")]
 Map = Annotated[list[str] | None, typer.Option("--map", help="the keys: query=KEY key=KEY value=KEY output=KEY")]
+Ignore = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--ignore", help="a key of the module that does not change attention, or a beginning that ends in a dot"
+    ),
+]
 Fused = Annotated[str | None, typer.Option("--fused", help="qkv: one key holds all three: --map qkv=KEY output=KEY")]
 
 app = typer.Typer(help="Import, list and check layers.", no_args_is_help=True)
@@ -81,11 +87,13 @@ def import_(
     scale: Scale = None,
     map_: Map = None,
     fused: Fused = None,
+    ignore: Ignore = None,
     replace: Annotated[bool, typer.Option("--replace", help="overwrite another layer of this name")] = False,
     layers_dir: LayersDir = LAYERS_DIR,
 ) -> None:
     """Import one attention layer of a checkpoint into the layer directory."""
     chosen: Any = dict(layer=layer, prefix=prefix, family=family, heads=heads, add_zero_attn=add_zero_attn, scale=scale)
+    chosen["ignore"] = ignore or ()
     (path,), pairs = separated(context, [str(source)], map_)
     with console(stderr=True).status("importing …"):
         from service.layers.families import FAMILIES
@@ -195,10 +203,12 @@ def check(
     scale: Scale = None,
     map_: Map = None,
     fused: Fused = None,
+    ignore: Ignore = None,
     layers_dir: LayersDir = LAYERS_DIR,
 ) -> None:
     """Compare a stored layer with its source: print the largest absolute errors of output and weights."""
     chosen: Any = dict(layer=layer, prefix=prefix, family=family, heads=heads, add_zero_attn=add_zero_attn, scale=scale)
+    chosen["ignore"] = ignore or ()
     (name, path), pairs = separated(context, [name, str(source)], map_)
     with console(stderr=True).status("checking …"):
         from service.layers.importer import import_layer
