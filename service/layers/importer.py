@@ -25,7 +25,7 @@ from service.layers.heads import Config, check_head_width, num_heads
 from service.layers.key_map import MAPPED, existing_key, mapped, unknown_family_text
 from service.layers.source import COMPILED, Source, open_source
 from service.layers.store import MAX_SOURCE, StoredLayer, check_name
-from service.layers.unsupported import check_config, check_names
+from service.layers.unsupported import IGNORE, check_config, check_names
 from service.layers.wording import about, bounded, listed, quoted, shape_text
 
 MAX_DEPTH = 10_000
@@ -147,8 +147,7 @@ def present_parts(chosen: Candidate, source: Source, ignore: Collection[str] = (
     extra = {prefix + key for key in in_module if not f"{key}.".startswith(family.ignored)} - ignored
     if extra:
         unknown = "that the map does not name" if family.name == MAPPED else f"unknown to the family {family.name}"
-        remedy = "--ignore KEY, once for each, leaves out what does not change attention"
-        raise LayerError(f"the module has keys {unknown}: {listed(sorted(extra))}; {remedy}")
+        raise LayerError(f"the module has keys {unknown}: {listed(sorted(extra))}; {IGNORE}")
     return present
 
 

@@ -22,6 +22,7 @@ ALIBI = "it uses ALiBi, biases by distance, which a served layer does not have"
 BY_HEAD = "its fused projection is ordered by heads, which the importer does not read"
 UNSCALED = "its scores are not scaled by 1/sqrt(head width); give --scale 1"
 UNSCALED_RELATIVE = f"its scores are not scaled by 1/sqrt(head width), and {RELATIVE}"
+IGNORE = "--ignore KEY, once for each, leaves out what does not change attention"
 OFF = {"", "absolute", "learned", "sinusoidal", "none", "null", "no", "off", "false", "disabled", "nope"}
 # Options whose names are those of classes, which may be any words.
 LABELS = {"label2id", "id2label"}
@@ -161,7 +162,7 @@ def check_names(
             raise LayerError(f"{quoted(name)} is a name of an unsupported model: {row.why}")
         dropped = ignored if row.can_be_ignored else ()
         if traces := [key for key in keys if key not in dropped and _is_trace(row, key, module)]:
-            raise LayerError(f"{listed(traces)}: {row.why}")
+            raise LayerError(f"{listed(traces)}: {row.why}{f'; {IGNORE}' if row.can_be_ignored else ''}")
 
 
 def reason_of_names(keys: Collection[str]) -> str | None:

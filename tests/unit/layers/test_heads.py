@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -26,11 +27,13 @@ def narrow(rows: int, width: int, prefix: str = "encoder.layer.0.") -> dict[str,
     return made | linear(f"{prefix}attention.output.dense", width, rows, seed=3)
 
 
-def directory(path: Path, config: dict[str, object], rows: int = 16, width: int = 32, prefix: str = "encoder.layer.0."):
+def directory(
+    path: Path, config: Mapping[str, object], rows: int = 16, width: int = 32, prefix: str = "encoder.layer.0."
+):
     return save_directory(path / "d", narrow(rows, width, prefix), config)
 
 
-def imported(path: Path, config: dict[str, object], rows: int = 16, width: int = 32, **options) -> StoredLayer:
+def imported(path: Path, config: Mapping[str, object], rows: int = 16, width: int = 32, **options) -> StoredLayer:
     return import_layer(directory(path, config, rows, width), name="x", **options)
 
 
@@ -56,7 +59,8 @@ def without_heads(tensors: dict[str, torch.Tensor], x: np.ndarray, removed: list
 
     def project(name: str, rows: np.ndarray) -> np.ndarray:
         below = f"encoder.layer.0.attention.{name}."
-        return rows @ tensors[f"{below}weight"].double().numpy().T + tensors[f"{below}bias"].double().numpy()
+        made = rows @ tensors[f"{below}weight"].double().numpy().T + tensors[f"{below}bias"].double().numpy()
+        return np.asarray(made)
 
     q, k, v = (
         project(f"self.{name}", x).reshape(len(x), 8, 4).transpose(1, 0, 2) for name in ("query", "key", "value")

@@ -66,6 +66,20 @@ def test_several_layers_are_listed_with_the_options_that_select():
     assert "and 9996 more" in refused([f"{'x' * 1000}.{i}." for i in range(10_000)])
 
 
+def test_two_attentions_of_one_layer_are_named_as_the_option_takes_them():
+    """A decoder's self-attention and cross-attention; `--layer` cannot choose between them."""
+    decoder = [f"decoder.layers.{i}.{name}." for i in (0, 1) for name in ("self_attn", "multihead_attn")]
+    for how in ({"layer": 0}, {"prefix": "decoder.layers.0"}, {"layer": 0, "prefix": "decoder"}):
+        assert refused(decoder, **how) == (
+            "layer 0 has two attentions: --prefix 'decoder.layers.0.multihead_attn' or --prefix 'decoder.layers.0.self_attn'"
+        )
+    assert chosen(decoder, prefix="decoder.layers.0.self_attn") == "decoder.layers.0.self_attn."
+    assert chosen(decoder, prefix="decoder.layers.0.self_attn", layer=0) == "decoder.layers.0.self_attn."
+    assert refused(["self_attn.", "multihead_attn."]) == (
+        "it has two attentions: --prefix 'multihead_attn' or --prefix 'self_attn'"
+    )
+
+
 def test_a_prefix_means_whole_names():
     """encoder.1 is not encoder.10, and a part of a name matches nothing."""
     both = ["encoder.1.", "encoder.10."]

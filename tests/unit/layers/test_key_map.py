@@ -125,6 +125,74 @@ def test_the_bias_of_a_key_is_no_weight_of_another_role(tmp_path, roles):
     )
 
 
+UNUSED = {
+    "q_norm": ["q_norm.weight", "k_norm.weight"],
+    "odd biases": ["q_bias", "v_bias"],
+    "relative biases": ["rpb_table", "position_bias.weight"],
+    "lora": ["a.lora_A.weight", "a.lora_B.default.weight"],
+    "gate": ["gate"],
+}
+
+
+@pytest.mark.parametrize("prefix", ["enc.0.mix.", ""])
+@pytest.mark.parametrize("extra", UNUSED.values(), ids=UNUSED)
+def test_keys_of_the_module_that_a_map_does_not_name_are_refused_unless_each_is_ignored(tmp_path, extra, prefix):
+    """At the root of a file all its keys are of the module; keys of other modules do not matter."""
+    key_map = {role: prefix + key.removeprefix("enc.0.mix.") for role, key in SEPARATE.items()}
+    outside = {"enc.0.mlp.weight": random(12, 12), "enc.0.mixer.q_norm": random(3)} if prefix else {}
+    tensors = {**linears(prefix, *"abcd", width=12), **outside, **{prefix + key: random(12) for key in extra}}
+    path = save_safetensors(tmp_path / "x.safetensors", tensors)
+    keys = [prefix + key for key in extra]
+    assert refused_import(path, heads=3, key_map=key_map).endswith(
+        f"the module has keys that the map does not name: {', '.join(map(repr, sorted(keys)))}; "
+        "--ignore KEY, once for each, leaves out what does not change attention"
+    )
+    for lacking in keys if len(keys) > 1 else ():
+        assert f"does not name: {lacking!r}; --ignore" in refused_import(
+            path, heads=3, key_map=key_map, ignore=[key for key in keys if key != lacking]
+        )
+    layer = import_layer(path, name="x", heads=3, key_map=key_map, ignore=keys)
+    assert len(layer.tensors) == 8
+    assert import_layer(path, name="x", heads=3, key_map=key_map, ignore=[f"_orig_mod.{key}" for key in keys])
+
+
+def test_a_beginning_that_ends_in_a_dot_ignores_what_begins_so(tmp_path):
+    tensors = {**linears("", *"abcd", width=12), "mlp.0.weight": random(2, 2), "mlp.1.weight": random(2)}
+    key_map = {role: f"{letter}.weight" for role, letter in zip(SEPARATE, "abcd", strict=True)}
+    path = save_safetensors(tmp_path / "x.safetensors", tensors)
+    assert import_layer(path, name="x", heads=3, key_map=key_map, ignore=["mlp."])
+    assert "'mlp.0.weight', 'mlp.1.weight'; --ignore" in refused_import(path, heads=3, key_map=key_map)
+
+
+def test_numbered_parts_of_a_list_are_no_module_of_their_own(tmp_path):
+    """Else a norm beside the list would go unseen."""
+    tensors = linears("attn.", *(f"projections.{i}" for i in range(4)), width=12)
+    key_map = {role: f"attn.projections.{i}.weight" for i, role in enumerate(SEPARATE)}
+    path = save_safetensors(tmp_path / "x.safetensors", tensors)
+    assert import_layer(path, name="x", heads=3, key_map=key_map).source.endswith("attn (mapped)")
+    save_safetensors(path, {**tensors, "attn.q_norm.weight": random(4)})
+    assert "'attn.q_norm.weight'" in refused_import(path, heads=3, key_map=key_map)
+
+
+@pytest.mark.parametrize(
+    ("ignore", "why"),
+    [
+        ("enc.0.mix.a.weight", "--ignore 'enc.0.mix.a.weight' names keys that the layer needs: 'enc.0.mix.a.weight'"),
+        ("enc.0.mix.a.bias", "names keys that the layer needs: 'enc.0.mix.a.bias'"),
+        (
+            "enc.0.",
+            "--ignore 'enc.0.' names keys that the layer needs: 'enc.0.mix.a.bias', 'enc.0.mix.a.weight', 'enc.0",
+        ),
+        ("enc.0.mlp", "it has no key 'enc.0.mlp' (--ignore); the nearest is 'enc.0.mlp.weight'"),
+        ("mlp.", "it has no key 'mlp.' (--ignore); the nearest is '"),
+        ("", "it has no key '' (--ignore)"),
+    ],
+)
+def test_an_ignored_key_must_exist_and_be_free(tmp_path, ignore, why):
+    path = save_safetensors(tmp_path / "x.safetensors", separate(12))
+    assert why in refused_import(path, heads=3, key_map=SEPARATE, ignore=[ignore])
+
+
 def test_a_map_goes_without_the_options_that_choose_a_layer(tmp_path):
     path = save_safetensors(tmp_path / "x.safetensors", separate(12))
     choices: list[dict[str, object]] = [{"layer": 0}, {"prefix": "enc.0"}, {"family": "bert"}]

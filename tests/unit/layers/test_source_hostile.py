@@ -171,3 +171,13 @@ def test_an_archive_with_unexpected_members_is_refused(tmp_path):
                 with archive.open(member, "w") as stream:
                     np.lib.format.write_array(stream, np.ones(2))
         assert "not an array or is there twice" in refused_source(tmp_path / "x.npz")
+
+
+@pytest.mark.parametrize("shape", ["(-8, -8)", "(-1,)", "(4, -16)"])
+def test_an_array_of_negative_size_is_refused(tmp_path, shape):
+    """numpy reads such a header."""
+    head = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}".encode().ljust(117) + b"\n"
+    with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
+        archive.writestr("W_q.npy", b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head + bytes(256))
+    message = refused_source(tmp_path / "x.npz")
+    assert message.endswith(f"'W_q' has the shape [{shape.strip('(),')}], expected no negative size")
