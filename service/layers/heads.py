@@ -17,7 +17,12 @@ Config = Mapping[str, object]
 # Names in a config.json, in nanoGPT's `model_args` and in configs of one's own.
 HEADS = (
     *("num_attention_heads", "n_heads", "n_head", "num_heads", "nhead", "attention_heads"),
-    *("encoder_attention_heads", "decoder_attention_heads"),
+    *(
+        "encoder_attention_heads",
+        "decoder_attention_heads",
+        "encoder_num_attention_heads",
+        "decoder_num_attention_heads",
+    ),
 )
 KV_HEADS = ("num_key_value_heads", "num_kv_heads", "num_heads_kv", "n_kv_heads", "n_head_kv", "num_query_groups")
 HEAD_WIDTH = ("head_dim", "attention_head_size", "d_kv", "kv_channels", "size_per_head", "d_head", "dim_head")
@@ -28,10 +33,10 @@ def num_heads(chosen: Candidate, config: Config, given: int | None) -> int:
     """Return the layer's number of heads; raise LayerError if nothing says it, if numbers disagree, or if heads are grouped."""
     numbers = _configured(chosen, config, given)
     for key in KV_HEADS:
-        groups = config.get(key)
-        if numbers and groups is not None and not _fits(groups, next(iter(numbers.values()))):
-            heads = f"{_shown(groups)} for {next(iter(numbers.values()))} heads"
-            raise LayerError(f"config.json has {key} {heads}: grouped key and value heads are not supported")
+        groups, heads = config.get(key), next(iter(numbers.values()), given)
+        if heads is not None and groups is not None and not _fits(groups, heads):
+            why = "grouped key and value heads are not supported"
+            raise LayerError(f"config.json has {key} {_shown(groups)} for {heads} heads: {why}")
     if numbers and (pruned := _num_pruned(chosen, config, min(numbers.values()))):
         numbers = {f"{origin} less pruned_heads": number - pruned for origin, number in numbers.items()}
     if chosen.family.is_single_head:
@@ -64,13 +69,15 @@ def check_head_width(config: Config, *, heads: int, rows: int, query_width: int)
 
 
 def _configured(chosen: Candidate, config: Config, given: int | None) -> dict[str, int]:
-    """Return the numbers of heads in the config by their names; of an encoder and a decoder only the layer's own."""
+    """Return the numbers of heads in the config by their names: those of the layer's own side, encoder or decoder, if any."""
+    keys = [key for key in HEADS if config.get(key) is not None]
     sides = {"encoder", "decoder"} & set(chosen.prefix.split("."))
+    if len(sides) == 1:
+        own = tuple(sides)
+        keys = [key for key in keys if key.startswith(own)] or [key for key in keys if "coder" not in key]
     numbers: dict[str, int] = {}
-    for key in HEADS:
-        number, side = config.get(key), key.partition("_")[0]
-        if number is None or (side in {"encoder", "decoder"} and len(sides) == 1 and side not in sides):
-            continue
+    for key in keys:
+        number = config[key]
         if isinstance(number, list):
             if given is None:
                 form = "a list, one number for each stage"

@@ -23,10 +23,27 @@ BY_HEAD = "its fused projection is ordered by heads, which the importer does not
 UNSCALED = "its scores are not scaled by 1/sqrt(head width); give --scale 1"
 UNSCALED_RELATIVE = f"its scores are not scaled by 1/sqrt(head width), and {RELATIVE}"
 IGNORE = "--ignore KEY, once for each, leaves out what does not change attention"
-OFF = {"", "absolute", "learned", "sinusoidal", "none", "null", "no", "off", "false", "disabled", "nope"}
+OFF = {
+    "",
+    "absolute",
+    "learned",
+    "learnable",
+    "sinusoidal",
+    "sine",
+    "sincos",
+    "none",
+    "nope",
+    "null",
+    "no",
+    "off",
+    "false",
+}
 # Options whose names are those of classes, which may be any words.
 LABELS = {"label2id", "id2label"}
 DENSE = "original_full"  # the attention_type of a Big Bird that attends to everything
+# Options whose text says how positions enter attention, as `position_embedding_type`.
+_SAYING = re.compile("pos|att|emb|^pe_|^pe$", re.IGNORECASE)
+_NUMBER = re.compile(r"\.\d+\.")
 _CLASS = re.compile(r"(\w+?)(?:LMHead|Encoder|Decoder|PreTrained|Double|With|For|Model|$)")
 
 
@@ -52,11 +69,9 @@ _ROPE = "(?<!eu)(?<!d)rope(?!r)"  # but not in europe, dropedge or property
 class Unsupported:
     why: str
     models: re.Pattern[str] = NEVER  # a model_type
-    options: re.Pattern[str] = NEVER  # in the name of an option that is on, or in the text of an option of positions
+    options: re.Pattern[str] = NEVER  # in the name of an option that is on, or in the text of one that says how
     names: re.Pattern[str] = NEVER  # in the names of the layer's tensors
-    traces: re.Pattern[str] = (
-        NEVER  # in one part of the name of a tensor below the layer's module or below a parent of it
-    )
+    traces: re.Pattern[str] = NEVER  # in a part of a name that stands below the layer's module or a parent of it
     is_cured_by_scale: bool = False
     can_be_ignored: bool = True  # --ignore drops a trace
 
@@ -69,7 +84,7 @@ TABLE = (
         names=_keys(r"(?:Self|EncDec|LocalSelf|TransientGlobalSelf)Attention\.[qkvo]\."),
     ),
     Unsupported(
-        why=f"it adds scores of relative positions: {RELATIVE}",
+        why="it adds scores of relative positions, which a served layer does not support",
         models=_types("deberta*"),
         options=_words("^pos_att_type$"),
         names=_keys(r"deberta\.", r"attention\.self\.(?:query_proj|key_proj|value_proj|in_proj)\."),
@@ -111,8 +126,8 @@ TABLE = (
             r"layers\.\d+\.self_attn\.(?:o_proj|qkv_proj|dense|query_key_value)\.",  # Llama and its many kin; Phi
             r"W_pack\.",  # Baichuan
             r"layers\.\d+\.attn\.Wqkv\.",  # ModernBERT, NomicBERT
-            r"attn\.Wo\.[^|]*\battn\.Wqkv\.",
-            r"layers\.\d+\.(?:attention|attn)\.w(?:q|k|v|qkv)\.",  # Meta's Llama, InternLM
+            r"attn\.Wo\.\w+\n(?:.*\n)?(?:.*\.)?attn\.Wqkv\.",
+            r"layers\.\d+\.attention\.w(?:q|k|v|qkv)\.",  # Meta's Llama, InternLM
             r"(?:gpt_neox|attention\.query_key_value|layers\.\d+\.self_attention\.query_key_value)\.",  # and ChatGLM
             r"encoder\.layer\.\d+\.attention\.qkv_proj\.",  # GTE
             r"h\.\d+\.attn\.(?:q|k|v|qkv)_proj\.",  # GPT-J, CodeGen
@@ -155,20 +170,20 @@ def check_names(
     module: str, used: Collection[str], keys: Collection[str], *, ignored: Collection[str], has_scale: bool
 ) -> None:
     """Raise LayerError if a name that the layer uses, or one below its module or a parent, is of an unsupported model."""
-    names = sorted(used)
+    names, parts = sorted(used), _parts(keys)
     for row in TABLE:
         if (found := row.names.search("\n".join(names))) and not (row.is_cured_by_scale and has_scale):
             name = names[found.string[: found.start()].count("\n")]
             raise LayerError(f"{quoted(name)} is a name of an unsupported model: {row.why}")
         dropped = ignored if row.can_be_ignored else ()
-        if traces := [key for key in keys if key not in dropped and _is_trace(row, key, module)]:
+        marks = set(filter(row.traces.search, parts))
+        if marks and (traces := [key for key in keys if key not in dropped and _is_near(key, marks, module)]):
             raise LayerError(f"{listed(traces)}: {row.why}{f'; {IGNORE}' if row.can_be_ignored else ''}")
 
 
 def reason_of_names(keys: Collection[str]) -> str | None:
     """Return why a model with these names is not supported, or None if they show no reason."""
-    names = "\n".join(sorted(keys))
-    parts = {part for key in keys for part in key.split(".")}
+    names, parts = "\n".join(sorted({_NUMBER.sub(".0.", key) for key in keys})), _parts(keys)
     return next((row.why for row in TABLE if row.names.search(names) or any(map(row.traces.search, parts))), None)
 
 
@@ -194,10 +209,8 @@ def _model_type(options: Mapping[str, object]) -> str:
 
 
 def _has_option(row: Unsupported, key: str, value: object) -> bool:
-    if not _is_on(value):
-        return False
-    is_of_positions = isinstance(value, str) and "pos" in key.lower()
-    return row.options.search(key) is not None or (is_of_positions and row.options.search(str(value)) is not None)
+    says = isinstance(value, str) and _SAYING.search(key) and row.options.search(value)
+    return _is_on(value) and bool(says or row.options.search(key))
 
 
 def _is_on(value: object) -> bool:
@@ -208,11 +221,14 @@ def _is_on(value: object) -> bool:
     return bool(value)
 
 
-def _is_trace(row: Unsupported, key: str, module: str) -> bool:
-    """Return whether a part of the key is a trace of the row, below `module` or below a parent of it."""
-    parent = ""
-    for part in key.split("."):
-        if row.traces.search(part):
-            return module.startswith(parent) or parent.startswith(module)
-        parent += f"{part}."
-    return False
+def _parts(keys: Collection[str]) -> set[str]:
+    """Return the parts of the names, each once, because the layers of a model repeat them."""
+    return {part for key in keys for part in key.split(".")}
+
+
+def _is_near(key: str, marks: Collection[str], module: str) -> bool:
+    """Return whether the first mark in the key stands below `module` or below a parent of it."""
+    parts = key.split(".")
+    index = next((index for index, part in enumerate(parts) if part in marks), None)
+    parent = "".join(f"{part}." for part in parts[:index])
+    return index is not None and (module.startswith(parent) or parent.startswith(module))

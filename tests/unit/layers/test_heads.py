@@ -152,6 +152,9 @@ def test_an_encoder_and_a_decoder_have_heads_of_their_own(tmp_path):
         assert (
             import_layer(directory(tmp_path, config, 32, prefix=f"{side}.layers.0."), name="x").spec.num_heads == heads
         )
+    mae = {"num_attention_heads": 4, "decoder_num_attention_heads": 8}
+    for side, heads in (("encoder", 4), ("decoder", 8)):
+        assert import_layer(directory(tmp_path, mae, 32, prefix=f"vit.{side}.0."), name="x").spec.num_heads == heads
     message = refused_import(directory(tmp_path, config, 32, prefix="layers.0."))
     assert message.endswith("4 by encoder_attention_heads, 8 by decoder_attention_heads")
 
