@@ -26,7 +26,7 @@ from service.layers.key_map import MAPPED, existing_key, mapped, unknown_family_
 from service.layers.source import COMPILED, Source, open_source
 from service.layers.store import MAX_SOURCE, StoredLayer, check_name
 from service.layers.unsupported import IGNORE, check_config, check_names
-from service.layers.wording import about, bounded, listed, quoted, shape_text
+from service.layers.wording import MAX_COPIED, about, bounded, listed, quoted, shape_text
 
 MAX_DEPTH = 10_000
 Shapes = dict[str, tuple[int, ...]]
@@ -98,7 +98,7 @@ def _several_text(found: list[Candidate]) -> str:
     number = next(iter(numbers))
     owner = "it" if number is None else f"layer {number}"
     if len(found) == 2:  # noqa: PLR2004 (self-attention and cross-attention of a decoder's layer)
-        return f"{owner} has two attentions: --prefix {quoted(modules[0])} or --prefix {quoted(modules[1])}"
+        return f"{owner} has two attentions: --prefix {' or --prefix '.join(quoted(module, MAX_COPIED) for module in modules)}"
     return f"{owner} has {len(found)} attentions; choose one with --prefix P: {listed(modules)}"
 
 
@@ -147,7 +147,7 @@ def present_parts(chosen: Candidate, source: Source, ignore: Collection[str] = (
     extra = {prefix + key for key in in_module if not f"{key}.".startswith(family.ignored)} - ignored
     if extra:
         unknown = "that the map does not name" if family.name == MAPPED else f"unknown to the family {family.name}"
-        raise LayerError(f"the module has keys {unknown}: {listed(sorted(extra))}; {IGNORE}")
+        raise LayerError(f"the module has keys {unknown} ({IGNORE}): {listed(sorted(extra), MAX_COPIED)}")
     return present
 
 

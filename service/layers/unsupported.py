@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 
 from service.errors import LayerError
-from service.layers.wording import MAX_NAME, bounded, listed, quoted
+from service.layers.wording import MAX_COPIED, MAX_NAME, bounded, listed, quoted
 
 RELATIVE = "it uses relative positions, which a served layer does not support"
 ROTARY = "rotary layers are not served yet"
@@ -178,7 +178,8 @@ def check_names(
         dropped = ignored if row.can_be_ignored else ()
         marks = set(filter(row.traces.search, parts))
         if marks and (traces := [key for key in keys if key not in dropped and _is_near(key, marks, module)]):
-            raise LayerError(f"{listed(traces)}: {row.why}{f'; {IGNORE}' if row.can_be_ignored else ''}")
+            remedy = f"; {IGNORE}" if row.can_be_ignored else ""
+            raise LayerError(f"{listed(traces, MAX_COPIED)}: {row.why}{remedy}")
 
 
 def reason_of_names(keys: Collection[str]) -> str | None:

@@ -121,8 +121,8 @@ def test_a_key_unknown_to_a_family_can_be_ignored(tmp_path):
     extra = {f"bert.encoder.layer.0.attention.self.{name}": random(3) for name in ("query.lora_A.weight", "gate")}
     path = save_safetensors(tmp_path / "x.safetensors", {**bert(1), **extra})
     first, second = extra
-    assert f"{second!r}, {first!r}; --ignore KEY" in refused_import(path, heads=2)
-    assert f"{second!r}; --ignore KEY" in refused_import(path, heads=2, ignore=[first])
+    assert refused_import(path, heads=2).endswith(f"): {second!r}, {first!r}")
+    assert refused_import(path, heads=2, ignore=[first]).endswith(f"): {second!r}")
     assert import_layer(path, name="x", heads=2, ignore=[first, second])
 
 

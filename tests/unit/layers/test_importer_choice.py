@@ -75,6 +75,8 @@ def test_two_attentions_of_one_layer_are_named_as_the_option_takes_them():
         )
     assert chosen(decoder, prefix="decoder.layers.0.self_attn") == "decoder.layers.0.self_attn."
     assert chosen(decoder, prefix="decoder.layers.0.self_attn", layer=0) == "decoder.layers.0.self_attn."
+    deep = f"{'x' * 150}.layers.0."
+    assert f"--prefix '{deep}self_attn'" in refused([f"{deep}self_attn.", f"{deep}cross."])
     assert refused(["self_attn.", "multihead_attn."]) == (
         "it has two attentions: --prefix 'multihead_attn' or --prefix 'self_attn'"
     )
