@@ -77,7 +77,16 @@ class Unsupported:
 
 
 TABLE = (
-    Unsupported(why=TRANSFORMED, models=_types("roformer esm"), names=_keys(r"(?:roformer|esm)\.")),
+    Unsupported(
+        why=TRANSFORMED,
+        models=_types("roformer esm"),
+        options=_words("clip_qkv", "qk_?(?:norm|ln|layer_?norm)"),
+        names=_keys(r"(?:roformer|esm)\."),
+    ),
+    Unsupported(
+        why="it caps its scores or replaces the softmax, which a served layer does not do",
+        options=_words("att.*soft_?cap", "softermax"),
+    ),
     Unsupported(
         why=UNSCALED_RELATIVE,
         models=_types("t5 mt5 umt5 byt5 longt5 switchtransformers pix2struct* pop2piano udop"),
@@ -114,12 +123,12 @@ TABLE = (
     Unsupported(
         why=ROTARY,
         models=_types(
-            "apertus* aquila* arcee* baichuan* bamba bitnet chatglm* codegen* cogvlm* cohere* csm cwm dbrx decilm deepseek* "
-            "dia diffllama dinov3* doge* dots1 emu3* ernie45* eurobert exaone* falcon* flexolmo fuyu gemma* glm* gptj gptneox* "
-            "gptoss granite* gte helium* hunyuan* internlm* jetmoe kimi* lfm2* llama* longcat* mimi mimo* minicpm* minimax* "
-            "ministral* mistral* mixtral* mllama* modernbert* moonshine* moshi* nanochat nemotron* neobert new nomicbert* olmo* "
-            "openelm orion persimmon phi* pixtral qwen* recurrentgemma seedoss skywork* smollm3 solar stablelm* starcoder2 "
-            "t5gemma* telechat* vaultgemma voxtral* xverse yi zamba2"
+            "apertus* aquila* arcee* baichuan* bamba bitnet chatglm* codegen* cogvlm* cohere* csm cwm dbrx decilm deepseek* dia "
+            "diffllama dinov3* doge* dots1 emu3* ernie45* eurobert exaone* falcon* flexolmo fuyu gemma* glm* gptj gptneox* "
+            "gptoss granite* gte helium* hunyuan* idefics internlm* jetmoe kimi* lfm2* lightglue llama* longcat* mimi mimo* "
+            "minicpm* minimax* ministral* mistral* mixtral* mlcd* mllama* modernbert* moonshine* moshi* nanochat nemotron* "
+            "neobert new nomicbert* olmo* openelm orion persimmon phi* pixtral qwen* recurrentgemma seedoss skywork* smollm3 "
+            "solar stablelm* starcoder2 t5gemma* telechat* vaultgemma vjepa2* voxtral* xverse yi zamba2"
         ),
         options=_words(_ROPE, "rotary"),
         names=_keys(
@@ -140,12 +149,14 @@ TABLE = (
     Unsupported(
         why=RELATIVE,
         models=_types(
-            "bros clapaudio* cpmant donutswin funnel layoutlmv2 layoutlmv3 maskformerswin mpnet nezha sam sam2* samvision* "
-            "samhq* speecht5 swin* transfoxl wavlm xlnet"
+            "bros clapaudio* cpmant donutswin fastspeech2* funnel layoutlmv2 layoutlmv3 maskformerswin mpnet nezha prophetnet "
+            "sam samhq* samvision* speecht5 swin* transfoxl vits wavlm xlnet xlmprophetnet"
         ),
         options=_words("relative_?(?:att|pos|key|bias)", "^relative$", "rel_?(?:pos|att)", "position_buckets"),
         names=_keys(r"attention\.attn\.[qkvo]\.", r"(?:bros|nezha|mpnet|layoutlmv[23]|rel_attn)\."),
-        traces=_words("relative_?(?:att|pos|key|bias)", "^rel_?(?:pos|att|emb|bias)", "distance_embedding"),
+        traces=_words(
+            "relative_?(?:att|pos|key|bias)", "^rel_?(?:pos|att|emb|bias)", "^emb_rel_", "distance_embedding"
+        ),
     ),
 )
 

@@ -10,7 +10,7 @@ import torch
 
 from service.errors import LayerError
 from service.layers.importer import import_layer
-from service.layers.unsupported import ALIBI, BY_HEAD, RELATIVE, ROTARY, UNSCALED, check_config
+from service.layers.unsupported import ALIBI, BY_HEAD, RELATIVE, ROTARY, TRANSFORMED, UNSCALED, check_config
 from tests.unit.layers.checkpoints import bert, random, save_directory, save_safetensors
 from tests.unit.layers.refusals import refused_import
 
@@ -70,6 +70,11 @@ OPTIONS: dict[str, tuple[str, list[dict[str, object]]]] = {
          {"position_embedding_type": "alibi"}],
     ),
     "by head": (BY_HEAD, [{"model_type": "bloom"}, {"model_type": "gpt_bigcode"}, {"architectures": ["BloomModel"]}]),
+    "transformed": (TRANSFORMED, [{"attn_config": {"clip_qkv": 8}}, {"use_qk_norm": True}, {"model_type": "roformer"}]),
+    "softmax": (
+        "it caps its scores or replaces the softmax",
+        [{"attn_logit_softcapping": 50.0}, {"use_softermax": True}],
+    ),
     "unscaled": (UNSCALED, [{"model_type": "gpt_neo"}]),
 }  # fmt: skip
 
@@ -104,6 +109,7 @@ def test_the_message_names_the_key_with_its_place():
         {"position_embedding_type": None, "positional_encoding": "sinusoidal"},
         {"alibi": False, "attn_config": {"alibi": False}},
         {"relative_attention": False, "max_relative_positions": -1, "position_buckets": -1},
+        {"qk_layernorm": False, "clip_qkv": None, "final_logit_softcapping": 30.0, "use_softermax": False},
         {"use_rotary": "none"}, {"_name_or_path": "my/rope-alibi-relative", "position_embedding_type": "sine"},
         {"property": 1, "properties": {"a": 1}, "europe": True, "drop_edge": 0.1, "dropedge": 0.1},
         {"label2id": {"rope": 3, "rotary": 1}, "id2label": {"3": "rope"}},
