@@ -6,6 +6,7 @@ is printed with backslash escapes. To keep help quick, heavy imports wait until 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
@@ -83,11 +84,13 @@ def main() -> None:
         sys.stderr.write(f"attention-service: {getattr(error, 'message', 'the memory does not suffice')}\n")
         raise SystemExit(1) from None
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF):
             raise
         # Python writes the rest of stdout at its end, which would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.stderr.write(f"attention-service: a write failed: {error.strerror}\n")
+        reason = "stdout is closed" if error.errno == errno.EBADF else error.strerror
+        with contextlib.suppress(OSError):  # stderr may be the stream that failed
+            sys.stderr.write(f"attention-service: a write failed: {reason}\n")
         raise SystemExit(1) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None

@@ -82,8 +82,10 @@ class LineWriter:
     def finish(self) -> None:
         """Write what waits before the process ends; a slow reader has FINISH_S to make room for it."""
         end = time.monotonic() + FINISH_S
+        room = select.poll()
+        room.register(self._descriptor, select.POLLOUT)
         self.flush()
-        while self._waiting and select.select([], [self._descriptor], [], max(0.0, end - time.monotonic()))[1]:
+        while self._waiting and room.poll(max(0.0, end - time.monotonic()) * 1000):
             before = self._waiting_bytes
             self.flush()
             if self._waiting_bytes >= before:
