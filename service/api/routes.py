@@ -76,7 +76,7 @@ class Layer(BaseModel):
     limits: LayerLimits = Field(description="what one request may have")
 
 
-class Layers(BaseModel):
+class LayerList(BaseModel):
     layers: list[Layer] = Field(description="by name")
 
 
@@ -163,7 +163,7 @@ def make_layers_router(service: ServiceView) -> APIRouter:
         texts = (service.describe(layer).model_dump_json().encode() for layer in catalog.layers.values())
         return b'{"layers":[' + b",".join(texts) + b"]}"
 
-    @router.get("/v1/layers", summary="What is served", response_model=Layers, responses=_NOT_READY)
+    @router.get("/v1/layers", summary="What is served", response_model=LayerList, responses=_NOT_READY)
     async def list_layers() -> Response:
         catalog = service.catalog
         # The reference is weak: a catalog kept here would keep the tensors of unloaded layers.

@@ -109,6 +109,10 @@ async def test_every_tensor_is_a_tensor_and_every_mask_a_mask(service):
 @in_service()
 async def test_each_choice_of_several_schemas_is_among_named_ones_so_that_no_generator_makes_up_a_name(service):
     page = await page_of(service)
+    for name, schema in page["components"]["schemas"].items():
+        assert name.lower() not in schema.get("properties", {}), (
+            "openapi-python-client would have two variables of one name"
+        )
     for schema in schemas_in(page["components"]["schemas"]):
         for one in [*schema.get("anyOf", []), *schema.get("oneOf", [])]:
             assert not {"enum", "properties", "additionalProperties"} & set(one), schema

@@ -27,7 +27,7 @@ from attention_service_client.models import (
     InferInput,
     InferRequest,
     Layer,
-    Layers,
+    LayerList,
     LayoutName,
     LengthsMask,
     ModelMetadata,
@@ -62,7 +62,7 @@ def array_of(tensor: object) -> np.ndarray:
 
 def the_layers_are_listed_and_described(url: str) -> None:
     found = list_layers.sync(client=client(url))
-    assert isinstance(found, Layers)
+    assert isinstance(found, LayerList)
     assert LAYER in [layer.name for layer in found.layers]
     layer = get_layer.sync(LAYER, client=client(url))
     assert isinstance(layer, Layer)
