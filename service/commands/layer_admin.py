@@ -25,7 +25,7 @@ _LOADED, _DELETED = (200, 201), 204
 _FOREIGN = "this is no answer of the attention service; check --url"
 _REMEDIES = {
     401: "; ATTENTION_CLIENT_KEY or --api-key gives it",
-    403: "; without one, restart the service instead",
+    403: "; without --url, a restart makes the change",
     409: "; repeat the command",
     503: "; repeat the command",
 }

@@ -38,7 +38,7 @@ def test_a_layer_with_our_digest_is_served(status):
 FOREIGN = "this is no answer of the attention service; check --url"
 REFUSED = [
     (401, problem("unauthorized", "needs a key"), "401: needs a key; ATTENTION_CLIENT_KEY or --api-key gives it"),
-    (403, problem("forbidden", "needs admin"), "403: needs admin; without one, restart the service instead"),
+    (403, problem("forbidden", "needs admin"), "403: needs admin; without --url, a restart makes the change"),
     (409, problem("layer_changed", "the file changed"), "409: the file changed; repeat the command"),
     (422, problem("invalid", "the file has 9 bytes, the limit is 8"), "422: the file has 9 bytes, the limit is 8"),
     (503, problem("not_ready", "another change"), "503: another change; repeat the command"),
