@@ -18,7 +18,6 @@ from service.layers.wording import bounded
 
 # A PUT may read the layer's file for ATTENTION_LAYER_CHANGE_S, and then change all processes for as long (30 s by default).
 TIMEOUT_S = 120.0
-DEFAULT_URL = "http://127.0.0.1:8000"
 _KEY = re.compile(r"[\x21-\x7e]{1,512}")
 _MAX_ANSWER_BYTES = 65536
 _LOADED, _DELETED = (200, 201), 204
@@ -38,7 +37,7 @@ def curl(method: str, name: str) -> str:
     try:
         url = service_url(None)
     except SettingsError:
-        url = DEFAULT_URL
+        url = "http://127.0.0.1:8000"
     return f'with an admin key: curl -X {method} {url}/v1/layers/{name} -H "Authorization: Bearer $KEY"'
 
 
@@ -48,12 +47,6 @@ class LayerAdmin(NamedTuple):
     url: str
     key: str | None
     layers_dir: Path
-
-    def check(self) -> None:
-        """Raise InvalidInput if the address or the key cannot be used; nothing is sent."""
-        connection_to(self.url, TIMEOUT_S, has_secret=True)
-        if self.key is not None and _KEY.fullmatch(self.key) is None:
-            raise InvalidInput("--api-key must be at most 512 printable ASCII characters without blanks")
 
     @property
     def where(self) -> str:
@@ -93,6 +86,16 @@ class LayerAdmin(NamedTuple):
         except (OSError, HTTPException) as error:
             why = getattr(error, "verify_message", "") or getattr(error, "strerror", None) or type(error).__name__
             raise LayerError(f"no answer ({why})") from None
+
+
+def admin_of(url: str | None, key: str | None, layers_dir: Path) -> LayerAdmin | None:
+    """Return the service at the address, if one is given; raise InvalidInput if the address or the key cannot be used."""
+    if url is None:
+        return None
+    connection_to(url, TIMEOUT_S, has_secret=True)  # nothing is sent
+    if key is not None and _KEY.fullmatch(key) is None:
+        raise InvalidInput("--api-key must be at most 512 printable ASCII characters without blanks")
+    return LayerAdmin(url, key, layers_dir)
 
 
 def _reason(status: int, body: bytes) -> str:

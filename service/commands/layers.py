@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from service.attention.spec import MAX_HEADS
-from service.commands.layer_admin import LayerAdmin, curl
+from service.attention.spec import MAX_HEADS, MAX_SCALE, MIN_SCALE
+from service.commands.layer_admin import admin_of, curl
 from service.commands.terminal import console, say, steps
 from service.errors import LayerError, LayerMissing
-from service.layers.wording import about
+from service.layers.wording import about, bounded
 
 if TYPE_CHECKING:
     from service.attention.spec import LayerSpec
@@ -50,7 +50,18 @@ Heads = Annotated[
     typer.Option("--heads", min=1, max=MAX_HEADS, help="number of heads, if the source does not record it"),
 ]
 ZeroAttn = Annotated[bool, typer.Option("--add-zero-attn", help="the layer was made with add_zero_attn=True")]
-Scale = Annotated[float | None, typer.Option("--scale", help="multiplier of query·key; default 1/sqrt(head width)")]
+
+
+def _checked_scale(value: float | None) -> float | None:
+    if value is not None and not MIN_SCALE <= value <= MAX_SCALE:
+        raise typer.BadParameter(f"{value:g} must be above 0, and in float32 neither 0 nor infinite")
+    return value
+
+
+Scale = Annotated[
+    float | None,
+    typer.Option("--scale", callback=_checked_scale, help="multiplier of query·key; default 1/sqrt(head width)"),
+]
 Map = Annotated[list[str] | None, typer.Option("--map", help="the keys: query=KEY key=KEY value=KEY output=KEY")]
 Fused = Annotated[str | None, typer.Option("--fused", help="qkv: one key holds all three: --map qkv=KEY output=KEY")]
 
@@ -99,7 +110,7 @@ def import_(
     chosen: Any = dict(layer=layer, prefix=prefix, family=family, heads=heads, add_zero_attn=add_zero_attn, scale=scale)
     (path,), pairs = separated(context, [str(source)], map_)
     _check_name(name, "--name")
-    admin = _admin(url, api_key, layers_dir)
+    admin = admin_of(url, api_key, layers_dir)
     with steps() as step:
         stored = _imported(step, path, name=name, pairs=pairs, fused=fused, **chosen)
         parity, is_new = _save(stored, layers_dir, step, replace=replace)
@@ -121,15 +132,6 @@ def _check_name(name: str, option: str) -> None:
     if NAME.fullmatch(name) is None or name == SDPA:
         rule = "1 to 64 of a-z, 0-9, dot, underscore and hyphen, beginning with a letter or a digit, and not sdpa"
         raise LayerError(f"{option} must be {rule}")
-
-
-def _admin(url: str | None, api_key: str | None, layers_dir: Path) -> LayerAdmin | None:
-    """Return the service to ask, if one is given; raise InvalidInput before anything is done."""
-    if url is None:
-        return None
-    admin = LayerAdmin(url, api_key, layers_dir)
-    admin.check()
-    return admin
 
 
 def _imported(
@@ -179,7 +181,8 @@ def _save(stored: StoredLayer, layers_dir: Path, step: Callable[[str], None], *,
     if is_new:
         step(f"writing {_size(sum(tensor.nbytes for tensor in stored.tensors.values()))}")
         try:
-            store.save(stored, replace=replace)
+            with about(f"--layers-dir {layers_dir}"):
+                store.save(stored, replace=replace)
         except LayerExists as error:  # another import was faster
             if not _holds(store, stored):
                 raise LayerError(f"{error.message}; --replace overwrites it") from None
@@ -280,11 +283,11 @@ def check(
     (name, path), pairs = separated(context, [name, str(source)], map_)
     _check_name(name, "NAME")
     with steps() as step:
-        origin = _imported(step, path, name=name, pairs=pairs, fused=fused, **chosen)
+        step(f"reading layer {name}")
         from service.layers.store import Store
 
-        step(f"reading layer {name}")
         stored = Store(layers_dir).load(name)
+        origin = _imported(step, path, name=name, pairs=pairs, fused=fused, **chosen)
         if differences := _differences(stored.spec, origin.spec):
             raise LayerError(f"the stored layer is not that of the source: {differences}")
         step("comparing them")
@@ -297,17 +300,14 @@ def check(
 
 def _differences(stored: LayerSpec, origin: LayerSpec) -> str:
     """Return each field in which the two differ, with both values."""
-    pairs = {
-        field.name.removeprefix("num_").replace("_", " "): (getattr(stored, field.name), getattr(origin, field.name))
-        for field in dataclasses.fields(stored)
-    }
-    return "; ".join(f"{name}: {_text(a)} stored, {_text(b)} in the source" for name, (a, b) in pairs.items() if a != b)
 
+    def values(spec: LayerSpec) -> dict[str, object]:
+        found = {**dataclasses.asdict(spec), "biases": ", ".join(spec.biases) or "none"}
+        return {name.removeprefix("num_").replace("_", " "): value for name, value in found.items()}
 
-def _text(value: object) -> str:
-    if isinstance(value, tuple):
-        return ", ".join(value) or "none"
-    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
+    theirs = values(origin)
+    pairs = ((name, value, theirs[name]) for name, value in values(stored).items())
+    return "; ".join(f"{name}: {ours} stored, {other} in the source" for name, ours, other in pairs if ours != other)
 
 
 @app.command()
@@ -319,9 +319,9 @@ def remove(
 ) -> None:
     """Delete a stored layer; with --url, a running service first stops serving it."""
     _check_name(name, "NAME")
-    admin, file = _admin(url, api_key, layers_dir), layers_dir / f"{name}{SUFFIX}"
+    admin, file = admin_of(url, api_key, layers_dir), layers_dir / f"{name}{SUFFIX}"
     if file not in (files := _files(layers_dir)):
-        known = ", ".join(path.stem for path in files) or "none"
+        known = bounded(", ".join(path.stem for path in files)) or "none"
         raise LayerError(f'the layer directory {layers_dir} has no layer "{name}"; it has {known}')
     with about(f"{file} is not removed"):
         _row(file)

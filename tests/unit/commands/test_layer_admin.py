@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from service.commands.layer_admin import LayerAdmin
+from service.commands.layer_admin import LayerAdmin, admin_of
 from service.errors import InvalidInput, LayerError
 from tests.unit.commands.answering import answering
 
@@ -95,14 +95,14 @@ def test_a_refused_connection_is_one_sentence():
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://x", "http://x:y", ""])
 def test_an_address_that_cannot_be_is_refused_before_anything_is_done(url):
     with pytest.raises(InvalidInput) as caught:
-        LayerAdmin(url, None, Path()).check()
+        admin_of(url, None, Path())
     assert caught.value.message == f"--url must be like http://127.0.0.1:8000, not {url}"
 
 
 @pytest.mark.parametrize("key", ["two\nlines", "a b", "é", "", "x" * 513])
 def test_a_key_that_cannot_be_is_refused_and_not_printed(key):
     with pytest.raises(InvalidInput) as caught:
-        LayerAdmin("http://127.0.0.1", key, Path()).check()
+        admin_of("http://127.0.0.1", key, Path())
     assert caught.value.message == "--api-key must be at most 512 printable ASCII characters without blanks"
 
 

@@ -124,7 +124,7 @@ def test_a_link_to_nothing_is_overwritten_only_with_replace(run_command, tmp_pat
     ask = ("import", file(tmp_path, gpt2(12)), "--name", "mine", "--heads", 3)
     (tmp_path / "layers").mkdir()
     (tmp_path / "layers" / "mine.safetensors").symlink_to("nothing")
-    why = "a file has the name of the layer; --replace overwrites it"
+    why = f"--layers-dir {tmp_path}/layers: a file has the name of the layer; --replace overwrites it"
     assert run_command(*ask) == (1, "", f"attention-service: {why}\n")
     assert run_command(*ask, "--replace")[0] == 0
 
@@ -143,7 +143,8 @@ def test_a_file_that_cannot_be_read_is_overwritten_only_with_replace(run_command
 
 def test_replace_is_not_offered_where_the_directory_is_a_file(run_command, tmp_path):
     (tmp_path / "layers").touch()
-    expected = (1, "", 'attention-service: layer "mine": the layer directory cannot be written\n')
+    why = f'--layers-dir {tmp_path}/layers: layer "mine": the layer directory cannot be written'
+    expected = (1, "", f"attention-service: {why}\n")
     assert run_command("import", file(tmp_path, gpt2(12)), "--name", "mine", "--heads", 3) == expected
 
 
@@ -323,7 +324,15 @@ def test_a_check_says_in_what_the_source_differs(run_command, tmp_path, changed,
     assert err.startswith(f"attention-service: the stored layer is not that of the source: {said}")
 
 
-@pytest.mark.parametrize(("option", "value"), [("--heads", 0), ("--heads", 5000), ("--heads", "two")])
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--heads", 0),
+        ("--heads", 5000),
+        ("--heads", "two"),
+        *(("--scale", value) for value in (0, -1, "nan", "inf", 1e-60)),
+    ],
+)
 def test_an_option_that_cannot_be_is_named(run_command, tmp_path, option, value):
     code, out, err = run_command("import", file(tmp_path, gpt2(12)), "--name", "mine", option, value)
     assert (code, out) == (2, "")
