@@ -22,7 +22,7 @@ def notebook():
 def test_the_notebook_is_stored_without_outputs(notebook):
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert len(code) > 5
-    assert [(cell.outputs, cell.execution_count) for cell in code] == [([], None)] * len(code)
+    assert [(cell.outputs, cell.execution_count) for cell in code] == [([], None)] * len(code), "clear its outputs"
 
 
 def test_the_notebook_imports_asks_draws_and_agrees_with_torch(notebook, monkeypatch):
