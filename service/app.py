@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator
+from operator import attrgetter
 from pathlib import Path
 
 import torch
@@ -22,6 +23,7 @@ from service.api.inference_routes import make_inference_router
 from service.api.openapi.pages import RootForBrowsers, make_docs_router
 from service.api.outer_middleware import OuterMiddleware, raise_again
 from service.api.routes import make_admin_router, make_layers_router, make_operations_router
+from service.errors import printable
 from service.http.asgi import Application
 from service.limits import hosts, rate_limiter
 from service.observability.line_writer import use_console
@@ -48,7 +50,7 @@ def create() -> Application:
 
     def leave(_: int) -> None:
         if channel.status.start_error:
-            sys.stderr.write(f"{channel.status.start_error}\n")
+            sys.stderr.write(printable(channel.status.start_error) + "\n")
         signal.raise_signal(signal.SIGTERM)
 
     service = Service(
@@ -102,6 +104,7 @@ def _application(service: Service) -> FastAPI:
         title="attention-service",
         version=__version__,
         summary="Multi-head attention layers of real models: batched, exact, with optional weights",
+        generate_unique_id_function=attrgetter("name"),  # of its function; generated clients have it
         openapi_url=None,  # and so no pages of FastAPI's; `openapi/pages.py` has ours
         lifespan=lifespan,
         redirect_slashes=False,  # a redirect would be built from the caller's Host header

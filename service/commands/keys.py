@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from service.commands.terminal import say
 from service.errors import InvalidInput
 
 STDERR = 2
@@ -39,5 +40,5 @@ def new(
     if os.path.samestat(os.fstat(STDERR), Path(os.devnull).stat()):  # where `__main__.py` opens a closed one
         raise InvalidInput("the key is printed to stderr, which is closed or /dev/null; it would be lost")
     secret = new_secret()
-    typer.echo(secret, err=True)
-    typer.echo(line_for(secret, Role(role)) + (f"  # {name}" if name else ""))
+    say(secret, err=True)
+    say(line_for(secret, Role(role)) + (f"  # {name}" if name else ""))

@@ -46,7 +46,7 @@ def serve(
     """Serve the layers of a directory until SIGTERM or SIGINT. Each option overrides its ATTENTION_ variable."""
     # Imported here, because the other commands do not need these, and the settings take 0.3 s to import.
     from service.observability.line_writer import use_console
-    from service.settings import SettingsError, child_environment, has_colours, is_console, is_loopback, load_settings
+    from service.settings import child_environment, has_colours, is_console, is_loopback, load_settings
     from service.supervisor.processes import STDOUT, nonblocking_streams, write_log_line
     from service.supervisor.supervisor import exec_supervisor
 
@@ -58,11 +58,8 @@ def serve(
         if is_console(settings, is_terminal=is_terminal):
             settings = settings.model_copy(update={"log_format": "console"})
             use_console(colours=colours)
-        try:
-            has_layers = any(path.suffix == ".safetensors" for path in settings.layers_dir.iterdir())
-        except OSError as error:
-            raise SettingsError(f"ATTENTION_LAYERS_DIR: {error.filename} cannot be read: {error.strerror}") from None
-        if not has_layers:
+        is_variable = layers_dir is None and "layers_dir" in settings.model_fields_set
+        if not _has_layers(settings.layers_dir, "ATTENTION_LAYERS_DIR" if is_variable else "--layers-dir"):
             reason = "the directory has none: `make layers` or `attention-service layers import` makes some"
             write_log_line("warning", "no_layers", reason=reason, effect="only attention without a layer is served")
         _check_start(settings)
@@ -126,6 +123,16 @@ def _question(layers_dir: Path) -> str:
         rows = ", ".join(f'\\"{name}\\": [[$(seq -s, {width})]]' for name, width in widths.items())
         return f'/v1/layers/{path.stem}/attend -d "{{{rows}}}"'
     return """/v1/attention -d '{"query": [[1, 0]], "key": [[1, 0], [0, 1]], "value": [[1, 2], [3, 4]]}'"""
+
+
+def _has_layers(directory: Path, origin: str) -> bool:
+    """Return whether the directory has a layer; if it cannot be read, raise SettingsError with the option or variable of it."""
+    from service.settings import SettingsError
+
+    try:
+        return any(path.suffix == ".safetensors" for path in directory.iterdir())
+    except OSError as error:
+        raise SettingsError(f"{origin}: {error.filename} cannot be read: {error.strerror}") from None
 
 
 def _check_start(settings: Settings) -> None:

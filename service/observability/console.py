@@ -11,6 +11,8 @@ from typing import Any
 
 from structlog.dev import Column, ConsoleRenderer, KeyValueColumnFormatter
 
+from service.errors import printable
+
 # A terminal shows of a request what fits into a line or two; JSON has the rest.
 _OF_REQUEST = ("request_id", "peer", "batch_requests", "decode_ms", "queue_ms", "compute_ms", "bytes_in", "bytes_out")
 
@@ -27,12 +29,12 @@ def console_renderer(*, colours: bool) -> Callable[[Mapping[str, Any]], bytes]:
         fields = {name: value for name, value in line.items() if name not in left_out}
         fields["timestamp"] = dt.datetime.fromisoformat(line["timestamp"]).astimezone().strftime("%H:%M:%S")
         if "exception" in fields:
-            fields["exception"] = "\n".join(f"    {_shown(row, spaces=True)}" for row in line["exception"].split("\n"))
+            fields["exception"] = "\n".join(f"    {printable(row)}" for row in line["exception"].split("\n"))
         return renderer(None, "", fields).encode()
 
     return render
 
 
-def _shown(value: object, *, spaces: bool = False) -> str:
+def _shown(value: object) -> str:
     text = str(value)
-    return text if text.isprintable() and (spaces or " " not in text) else repr(text)
+    return repr(text) if " " in text else printable(text)

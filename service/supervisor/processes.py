@@ -26,7 +26,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
-from service.errors import ServiceError
+from service.errors import ServiceError, printable
 from service.observability.line_writer import FINISH_S, LineWriter, is_hidden, log_line
 from service.supervisor.channel import MAX_WORKER_BYTES, Channel
 
@@ -96,7 +96,7 @@ def raise_descriptor_limit(asked: int) -> None:
 def print_error(message: str) -> None:
     """Write one line to stderr, if there is room."""
     with contextlib.suppress(OSError):
-        sys.stderr.write(f"attention-service: {message}\n")
+        sys.stderr.write(printable(f"attention-service: {message}") + "\n")
         sys.stderr.flush()
 
 
