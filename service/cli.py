@@ -7,6 +7,7 @@ needs them.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
@@ -86,11 +87,13 @@ def main() -> None:
         say(f"attention-service: {getattr(error, 'message', 'the memory does not suffice')}", err=True)
         raise SystemExit(1) from None
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF):
             raise
         # Python writes the rest of stdout at its end, which would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        say(f"attention-service: a write failed: {error.strerror}", err=True)
+        reason = "stdout is closed" if error.errno == errno.EBADF else error.strerror
+        with contextlib.suppress(OSError):  # stderr may be the stream that failed
+            say(f"attention-service: a write failed: {reason}", err=True)
         raise SystemExit(1) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None

@@ -40,7 +40,8 @@ def health(
 ) -> None:
     """Ask /readyz: exit code 0 = ready, 1 = not."""
     is_ready, message = ask(service_url(url), timeout_s)
-    say(message, err=not is_ready)
+    with contextlib.suppress(OSError):  # a closed stdout does not make a service unready
+        say(message, err=not is_ready)
     raise typer.Exit(0 if is_ready else 1)
 
 
