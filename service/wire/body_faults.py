@@ -1,6 +1,6 @@
 """Body faults: says why the bytes of a body, or the base64 of a tensor, do not parse.
 
-Invariants: everything here runs after the parser has failed, reads at most a MiB and never raises. Messages have no text of a
+Invariants: everything here runs after the parser has failed, reads at most 2 MiB and never raises. Messages have no text of a
 caller, except a duplicate key. The characters around a fault are apart from them, because a log line must not have them.
 """
 
@@ -101,17 +101,18 @@ def duplicate_key(names: list[str]) -> DuplicateKey:
     return DuplicateKey(f"an object of the body has {key}")
 
 
-def base64_fault(piece: memoryview) -> str:
-    """Return why a piece of base64 does not decode, as the end of an error message; nothing if no character tells."""
-    start = bytes(piece[:5])
+def base64_fault(text: memoryview, first: int, end: int) -> str:
+    """Return why base64 does not decode, whose fault is from `first` to `end`, as the end of an error message; or nothing."""
+    start, piece = bytes(text[:5]), text[first:end]
     if start == b"data:":
         return '; leave out the "data:" and what follows it up to the comma'
     if start.startswith((b"b'", b'b"')):
         return "; it is Python's print of bytes: decode them to a string first"
     if (odd := re.search(rb"[^A-Za-z0-9+/=]", piece)) is None:
         return "; padding belongs to its end" if b"=" in bytes(piece[:-2]) else ""
+    place = first + odd.start()
     if odd[0].isspace():
-        return f"; it has a line break or white space at character {odd.start()}: leave them out"
+        return f"; it has a line break or white space at character {place}: leave them out"
     if odd[0] in (b"-", b"_"):
         return '; it is in the URL-safe alphabet: write "+" for "-" and "/" for "_"'
-    return f"; character {odd.start()} is none of its alphabet"
+    return f"; character {place} is none of its alphabet"

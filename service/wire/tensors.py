@@ -182,9 +182,6 @@ def _decode_data(data: object, field: TensorField, dtype: torch.dtype, shape: tu
 def _decode_base64(data: str | LongText, field: TensorField) -> bytearray:
     """Return the bytes of strict base64 (RFC 4648): exactly one text is accepted for each byte string. Raises BadEncoding."""
     text = data.text if isinstance(data, LongText) else memoryview(data.encode("ascii", "replace"))  # base64 has no "?"
-    if len(text) % _QUAD:
-        why = base64_fault(text[:_PIECE]) or '; pad it with "=", or is it cut off?'
-        raise field.error(BadEncoding, f"has {len(text)} base64 characters, expected a multiple of 4{why}")
     decoded, end = bytearray(len(text) // _QUAD * 3), 0
     for start in range(0, len(text), _PIECE):  # in pieces, between which other threads run
         if end * _QUAD != start * 3:  # padding within the text
@@ -202,7 +199,10 @@ def _decode_base64(data: str | LongText, field: TensorField) -> bytearray:
         if tail and pybase64.b64encode(decoded[-tail:]) != text[-_QUAD:]:
             raise field.error(BadEncoding, "must be base64: the bits after the last byte must be zero")
         return decoded
-    why = base64_fault(text[max(start - _PIECE, 0) : start + _PIECE])
+    why = base64_fault(text, max(start - _PIECE, 0), start + _PIECE)
+    if len(text) % _QUAD:
+        why = why or '; pad it with "=", or is it cut off?'
+        raise field.error(BadEncoding, f"has {len(text)} base64 characters, expected a multiple of 4{why}")
     raise field.error(BadEncoding, f"must be base64 (standard alphabet, no white space){why}")
 
 

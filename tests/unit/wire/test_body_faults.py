@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.errors import BadJson, ServiceError
-from service.wire import json_document
+from service.wire.body_faults import CUT as CUT_OFF
 from service.wire.body_faults import base64_fault, foreign, is_cut
 from service.wire.json_document import parse
 
@@ -106,14 +106,14 @@ def test_an_error_of_any_text_shows_neither_letters_nor_quotes_of_it(text):
 @pytest.mark.parametrize("end", ["", "]", "]]", '],"key'])
 def test_a_long_body_that_is_cut_off_is_told_from_one_of_rare_values(end):
     body = ('{"query":[[' + "0.5," * 60_000 + "0.5" + end).encode()
-    assert refused(body).message == f"the body is not valid JSON: {json_document.CUT}"
+    assert refused(body).message == f"the body is not valid JSON: {CUT_OFF}"
     rare = ('{"query":[[NaN,' + "0.5," * 60_000 + "0.5]]}").encode()
     assert "which allow neither NaN nor an integer beyond 64 bits" in refused(rare).message
 
 
 @given(st.binary(max_size=40))
 def test_no_beginning_of_a_body_makes_the_explanation_fail(body):
-    for found in (foreign(body), is_cut(body), base64_fault(memoryview(body))):
+    for found in (foreign(body), is_cut(body), base64_fault(memoryview(body), 0, 40)):
         assert isinstance(found, str | bool | None)
 
 
@@ -128,7 +128,7 @@ def test_no_json_and_no_safetensors_header_is_taken_for_another_form(value):
 @pytest.mark.parametrize("piece", [b"A" * 2**21, b"=" * 2**21, b"A" * (2**21 - 1) + b"-", b" " * 2**21])
 def test_a_piece_of_base64_is_explained_faster_than_a_body_of_its_size_is_parsed(piece):
     started = time.process_time()
-    base64_fault(memoryview(piece))
+    base64_fault(memoryview(piece), 0, 2**21)
     assert time.process_time() - started < 0.02
 
 
@@ -137,7 +137,7 @@ def test_a_piece_of_base64_is_explained_faster_than_a_body_of_its_size_is_parsed
 def test_one_odd_character_of_base64_is_told_wherever_it_is(odd, place):
     text = list(b64encode(b"\x00" * 300).decode())
     text[place] = odd
-    found = base64_fault(memoryview("".join(text).encode()))
+    found = base64_fault(memoryview("".join(text).encode()), 0, 400)
     assert ("white space" in found, "URL-safe" in found, "none of its alphabet" in found) == (
         odd in "\n ",
         odd in "-_",
