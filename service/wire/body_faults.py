@@ -14,6 +14,7 @@ from service.errors import DuplicateKey
 from service.wire.field_names import ECHOED
 
 NUM_SHOWN = 20
+_SHOWN = re.compile(r"[ !#-&(-@\[-_{-~]*")  # printable ASCII without letters and quotation marks
 # The first bytes of what is no JSON, and what they are. No JSON and no safetensors file begins with any of them.
 _NEITHER = "send its numbers as JSON or as safetensors"
 _COMPRESSED = "compress the body at most once, and name that in Content-Encoding"
@@ -80,13 +81,7 @@ def json_fault(error: json.JSONDecodeError) -> tuple[str, str]:
         words = _TRAILING
     words = next((found for pattern, found in _AT_FAULT if pattern.match(text, place)), words)
     shown = text[max(place - NUM_SHOWN // 2, 0) : place + NUM_SHOWN // 2]
-    may_show = (
-        shown.strip()
-        and shown.isascii()
-        and shown.isprintable()
-        and not any(mark.isalpha() or mark in "\"'`" for mark in shown)
-    )
-    return words, f"; around it: {shown}" if may_show else ""
+    return words, f"; around it: {shown}" if shown.strip() and _SHOWN.fullmatch(shown) else ""
 
 
 def is_cut(body: bytes | bytearray) -> bool:

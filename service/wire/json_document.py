@@ -243,11 +243,11 @@ def _by_python(body: bytes | bytearray, max_depth: int, max_numbers: int) -> Jso
         size = f"{len(body):,} bytes, which allow neither NaN nor {rare}"
         raise BadJson(f"the body is not valid JSON, or has what only a shorter one may have: {size}")
     reader = _Reader(max_depth, max_numbers)
-    decoded, constants = _decoded(body)
-    document = reader.value(decoded, 0)
+    found, constants = _decoded(body)
+    document = reader.value(found, 0)
     reader.check_numbers()
     if constants:
-        raise _not_a_number(decoded, constants[0])
+        raise _not_a_number(found, constants[0])
     # Python reads 1e999 as infinite. Large lists of numbers are checked when their field is known.
     if (path := _path_to(lambda entry: isinstance(entry, float) and math.isinf(entry), document)) is not None:
         raise NonFinite("a number of the body is beyond the range of float64", param=pointer(path))

@@ -202,6 +202,9 @@ OTHER_FORMS = [
     (ATTEND, json.dumps(OWN).encode("utf-16"), JSON, "bad_json", "is UTF-16 or UTF-32; JSON is UTF-8"),
     (ATTEND, json.dumps(OWN).encode("utf-16-be"), JSON, "bad_json", "is UTF-16 or UTF-32; JSON is UTF-8"),
     (ATTEND, json.dumps(OWN).encode("utf-8-sig"), JSON, "bad_json", "byte order mark: send UTF-8 without one"),
+    (ATTEND, safetensors(dtype="U32"), BINARY, "bad_dtype", 'bfloat16, float32, float64, got "U32"'),
+    (ATTEND, safetensors(name="attn_mask"), BINARY, "unknown_field", 'here it is the tensor "masks.0.values"'),
+    (ATTEND, safetensors(name="hidden_states"), BINARY, "unknown_field", 'here it is "query"'),
     (ATTEND, b"\x93NUMPY\x01\x00", JSON, "bad_json", "is a .npy file; send its numbers as JSON or as safetensors"),
     (ATTEND, b"\x93NUMPY\x01\x00", BINARY, "bad_binary", "is a .npy file; send its numbers as JSON or as safetensors"),
     (ATTEND, b"PK\x03\x04\x14\x00\x00\x00", JSON, "bad_json", "is a zip, .npz or .pt file"),
@@ -211,9 +214,9 @@ OTHER_FORMS = [
 
 @pytest.mark.parametrize(("path", "content", "headers", "code", "words"), OTHER_FORMS)
 @in_service()
-async def test_a_body_of_another_form_is_named(service, path, content, headers, code, words):
+async def test_a_body_of_another_form_or_with_other_tensors_is_named(service, path, content, headers, code, words):
     status, found, detail = await answer_to(service, path, content, headers)
-    assert (status, found) == (400, code)
+    assert (status, found) == (400 if code in ("bad_json", "bad_binary") else 422, code)
     assert words in detail
 
 
