@@ -155,7 +155,7 @@ async def decompressed(
             pieces += more
             more = await run_off_loop(lambda: _next_mebibyte(read)) if num_bytes >= PIECE else []
     except (zlib.error, zstandard.ZstdError):
-        raise BadEncoding("the compressed body is damaged") from None
+        raise BadEncoding(f"the body is damaged, or is not compressed with {coding.decode()}") from None
     if not total:
         raise BadEncoding("the compressed body is empty")
     return pieces

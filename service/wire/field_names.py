@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 
 from service.wire.number_list import NumberList
 
@@ -54,14 +54,17 @@ def words_of(param: str) -> str:
     return first + "".join(f"[{name}]" if name.isdigit() else f".{name}" for name in rest)
 
 
-def translated(name: str, known: Container[str]) -> str:
-    """Return the words that say what the field `name` of another library is in a request with the `known` fields, or none."""
-    words = _TRANSLATIONS.get(_squeezed(name[:_MAX_COMPARED]), {})
-    return next((f"; {words[field]}" for field in words if field in known), "")
+def hint(name: str, known: Iterable[str]) -> str:
+    """Return the words that say what to write instead of the field `name`, where the request takes the `known` fields."""
+    squeezed, fields = _squeezed(name[:_MAX_COMPARED]), list(known)
+    rows = (words for pattern, words in _TRANSLATIONS if pattern.search(squeezed))
+    found = (f"; {words[field]}" for words in rows for field in words if field in fields)
+    return next(found, "") or nearest(name, fields)
 
 
 def _squeezed(name: str) -> str:
-    return name.replace("_", "").lower()
+    """Return the name without case, marks between words and a plural's s."""
+    return re.sub("[^a-z0-9]", "", name.lower()).rstrip("s")
 
 
 def _here(field: str, more: str = "") -> dict[str, str]:
@@ -77,45 +80,40 @@ def _mask(kind: str, words: str, inputs: str) -> dict[str, str]:
 
 _LISTED = '"masks": [{"kind": '
 _ALONE = "only attention without a layer takes it (POST /v1/attention; on /v2 the model sdpa)"
+_ALONE_FIELDS = ("layout", "softcap", "scores", "lse", "sinks", "past_key", "past_value", "present")
 _NO_PAST = 'a layer keeps no past: send the rows of all positions as "key" and "value"'
 _ANY_MASK = '"masks" with the kind "attend" (true: may attend), "ignore" (true: must not) or "bias" (added)'
 _ANY_INPUT = '"attend_mask" (true: may attend), "ignore_mask" (true: must not) or "bias" (added)'
 _PADDING = f'{_LISTED}"ignore", "axes": "bs", "values": [[...]]}}], without a batch "axes": "s"'
-_PADDING_INPUT = '"ignore_mask" with the parameter "ignore_mask_axes": "bs"'
-_HEADS = {"num_heads": 'heads are an axis of the tensors, or "num_heads" and "num_kv_heads" with layout "packed"'}
-# Other libraries' names, and what to write, by a field of ours: the first that the request knows gives the words. All requests,
-# and the parameters of Open Inference, have "masked_rows".
+# Patterns of other libraries' names, squeezed, and what to write, by a field of ours: the first row that matches and its first
+# field that the request knows give the words. All requests, and the parameters of Open Inference, have "masked_rows".
 # fmt: off
 _ROWS: tuple[tuple[str, dict[str, str]], ...] = (
-    ("q queries query_states input inputs inputs_embeds hidden_state hidden_states x tokens", _here("query")),
-    ("k keys key_states memory encoder_hidden_states", _here("key")),
-    ("v values value_states", _here("value")),
-    ("attn_mask attention_mask mask src_mask padding_mask query_mask value_mask", _mask("attend", _ANY_MASK, _ANY_INPUT)),
-    ("key_padding_mask src_key_padding_mask", _mask("ignore", _PADDING, _PADDING_INPUT)),
-    ("head_mask", _mask("attend", f'{_LISTED}"attend", "axes": "hls", "values": [[[...]]]}}]', '"attend_mask"')),
-    ("attn_bias bias position_bias alibi_slopes", _mask("bias", f'{_LISTED}"bias", "values": [[...]]}}]', '"bias"')),
-    ("valid_len valid_lens lens lengths seq_lens sequence_lengths key_value_seq_lengths nonpad_kv_seqlen cache_seqlens",
-     _mask("lengths", f'{_LISTED}"lengths", "values": [...]}}]', '"lengths"')),
-    ("is_causal causal use_causal_mask causal_mask",
-     {"masks": f'here it is {_LISTED}"causal"}}]', **_here("causal", ': "top_left"')}),
-    ("window window_size sliding_window", {"masks": f'here it is {_LISTED}"window", "left": ..., "right": ...}}]'}),
-    ("need_weights average_attn_weights return_weights return_attention_scores output_attentions attn_weights attention_scores",
-     {"weights": 'here it is "weights": "mean" or "weights": "heads"'}),
-    ("dropout dropout_p dropout_rate attn_dropout training",
-     dict.fromkeys(("query", "masked_rows"), "there is no dropout: leave it out")),
-    ("scale scaling scale_factor softmax_scale temperature",
+    ("^(q|quer(y|ie)(state)?|inputs?(embed)?|embedding|hiddenstate|x)$", _here("query")),
+    ("^(k|key(value)?(state)?|memory|encoderhiddenstate)$", _here("key")),
+    ("^(v|val(ue)?(state)?)$", _here("value")),
+    ("^(inputid|token|text|sentence)", {"query": 'tokens are no rows: send their embeddings as "query"'}),
+    ("keypaddingmask", _mask("ignore", _PADDING, '"ignore_mask" with the parameter "ignore_mask_axes": "bs"')),
+    ("headmask", _mask("attend", f'{_LISTED}"attend", "axes": "hls", "values": [[[...]]]}}]', '"attend_mask"')),
+    ("causal|unidirectional", {"masks": f'here it is {_LISTED}"causal"}}]', **_here("causal", ': "top_left"')}),
+    ("window", {"masks": f'here it is {_LISTED}"window", "left": ..., "right": ...}}]'}),
+    ("bia$|alibi", _mask("bias", f'{_LISTED}"bias", "values": [[...]]}}]', '"bias"')),
+    ("mask(?!edrow)", _mask("attend", _ANY_MASK, _ANY_INPUT)),
+    ("len(gth)?[kq]?$|nonpad", _mask("lengths", f'{_LISTED}"lengths", "values": [...]}}]', '"lengths"')),
+    ("weight|(return|output)att|att(entio)?n(score|prob)", {"weights": 'here it is "weights": "mean" or "weights": "heads"'}),
+    ("dropout|training|deterministic", dict.fromkeys(("query", "masked_rows"), "there is no dropout: leave it out")),
+    ("scal(e|ing)|temperature",
      _here("scale", ", the factor of query·key") | {"masked_rows": f"a layer has its own scale; {_ALONE}"}),
-    ("num_heads heads n_heads nhead num_attention_heads q_num_heads num_kv_heads num_key_value_heads kv_num_heads embed_dim",
-     _HEADS | {"masked_rows": "a layer has its own heads; without a layer they are an axis of the tensors"}),
-    ("enable_gqa", {"masked_rows": "heads share fewer heads of key and value without a field: leave it out"}),
-    ("softcap logits_soft_cap", _here("softcap") | {"masked_rows": _ALONE}),
-    ("return_lse", _here("lse") | {"masked_rows": _ALONE}),
-    ("layout scores lse sinks past_key past_value present", {"masked_rows": _ALONE}),
-    ("past past_key_value past_key_values layer_past kv_cache cache use_cache",
-     _here("past_key", ' and "past_value"') | {"query": _NO_PAST, "masked_rows": _NO_PAST}),
-    ("position_ids positions cache_position", {"masked_rows": "no positions are applied: apply them, and send the result"}),
-    ("batch_first", {"masked_rows": "the batch is the first axis: leave it out"}),
-    ("dtype", {"query": 'each tensor has its own, as {"dtype": ..., "shape": ..., "data": ...}'}),
+    ("gqa", {"masked_rows": "heads share fewer heads of key and value without a field: leave it out"}),
+    ("head(?!er)|embeddim|dmodel", {
+        "num_heads": 'heads are an axis of the tensors, or "num_heads" and "num_kv_heads" with layout "packed"',
+        "masked_rows": "a layer has its own heads; without a layer they are an axis of the tensors"}),
+    ("position", {"masked_rows": "no positions are applied: apply them, and send the result"}),
+    ("pastkeyvalue|past$|cache", _here("past_key", ' and "past_value"') | {"query": _NO_PAST, "masked_rows": _NO_PAST}),
+    *[(f"^(return|softmax|attention|attn|logits?)*{_squeezed(field)}(ping)?$", _here(field) | {"masked_rows": _ALONE})
+      for field in _ALONE_FIELDS],
+    ("batchfirst", {"masked_rows": "the batch is the first axis: leave it out"}),
+    ("^dtype$", {"query": 'each tensor has its own, as {"dtype": ..., "shape": ..., "data": ...}'}),
 )
 # fmt: on
-_TRANSLATIONS = {_squeezed(name): words for names, words in _ROWS for name in names.split()}
+_TRANSLATIONS = tuple((re.compile(pattern), words) for pattern, words in _ROWS)

@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
 
 from service.errors import BadMask, InvalidInput, UnknownField
-from service.wire.field_names import ECHOED, instead, kind_of, nearest, translated, words_of
+from service.wire.field_names import ECHOED, hint, instead, kind_of, words_of
 from service.wire.tensor_fields import DTYPES
 
 M = TypeVar("M", bound="StrictModel")
@@ -68,10 +68,9 @@ def unknown_field(
     names = list(known)
     unknown = next(name for name in value if name not in names)
     is_echoed = ECHOED.fullmatch(unknown) is not None
-    hint = translated(unknown, names) or nearest(unknown, names)
     field = f'unknown {thing} "{unknown}"' if is_echoed else f"unknown {thing}"
     return UnknownField(
-        f"{field} in {words_of(where) or 'the request'}; the {thing}s are {', '.join(names)}{hint}",
+        f"{field} in {words_of(where) or 'the request'}; the {thing}s are {', '.join(names)}{hint(unknown, names)}",
         param=f"{where}/{unknown}" if is_echoed and is_key else where,
     )
 

@@ -49,7 +49,7 @@ PARAMETERS = {"inputs": [INPUT]}
 # The field of another library, where it is sent, and what the answer says of it.
 NAMES = [
     *[(ATTEND, name, '"masks" with the kind "attend" (true: may attend)') for name in ("attention_mask", "mask", "attnMask")],
-    *[(ATTEND, name, '"masks": [{"kind": "lengths", "values": [...]}]') for name in ("valid_lens", "sequence_lengths")],
+    *[(ATTEND, name, '"masks": [{"kind": "lengths", "values": [...]}]') for name in ("valid_lens", "valid_len", "SeqLens")],
     *[(ATTEND, name, HERE("query")) for name in ("q", "queries", "inputs", "hidden_states", "x", "Query_States")],
     *[(ATTEND, name, HERE("key")) for name in ("k", "K", "keys")],
     *[(ATTEND, name, HERE("value")) for name in ("v", "V", "values")],
@@ -60,6 +60,7 @@ NAMES = [
     *[(ATTEND, name, '"masks": [{"kind": "causal"}]') for name in ("is_causal", "causal", "use_causal_mask")],
     *[(ATTEND, name, '"weights": "mean" or "weights": "heads"') for name in ("need_weights", "return_attention_scores")],
     *[(ATTEND, name, "POST /v1/attention") for name in ("softcap", "sinks", "layout", "lse", "past_key")],
+    (ATTEND, "input_ids", 'send their embeddings as "query"'),
     (ATTEND, "key_padding_mask", '"kind": "ignore", "axes": "bs"'),
     (ATTEND, "head_mask", '"kind": "attend", "axes": "hls"'),
     (ATTEND, "attn_bias", '"masks": [{"kind": "bias"'),
@@ -71,6 +72,8 @@ NAMES = [
     (ATTENTION, "temperature", 'here it is "scale", the factor of query·key'),
     (ATTENTION, "heads", '"num_heads" and "num_kv_heads" with layout "packed"'),
     (ATTENTION, "dropout_p", "there is no dropout: leave it out"),
+    *[(ATTENTION, name, HERE(field)) for name, field in (("softCap", "softcap"), ("sink", "sinks"), ("return_lse", "lse"))],
+    (ATTENTION, "masked_row", 'did you mean "masked_rows"?'),
     (ATTENTION, "wieghts", 'did you mean "weights"?'),
     (INFER, "scale", "a layer has its own scale"),
     (INFER, "attn_mask", 'it is an input: "attend_mask"'),
