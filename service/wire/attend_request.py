@@ -27,7 +27,7 @@ from service.errors import BadShape, CostLimit, InvalidInput, MaskedRow
 from service.wire.layouts import NEEDS_ROW, Layout
 from service.wire.mask_kinds import MAX_MASKS, MaskKind, MaskList, MaskPlace, TableMask, ValuedMask, kind_of
 from service.wire.number_list import NumberList
-from service.wire.schemas import M, StrictModel, Tensor, first_error, unknown_field
+from service.wire.schemas import M, StrictModel, Tensor, translated, unknown_field
 from service.wire.tensor_fields import TensorField, TensorKind
 from service.wire.tensors import TensorForm, answer_form, check_fields, decode_tensor, rank_of
 
@@ -378,7 +378,7 @@ def validated(model: type[M], document: Mapping[str, object]) -> M:
     try:
         return model.model_validate(document)
     except ValidationError as error:
-        raise first_error(error) from None
+        raise translated(error) from None
 
 
 def _check_names(value: Mapping[str, object], model: type[BaseModel], where: str) -> None:

@@ -99,7 +99,7 @@ _OBJECTS = {
 }
 
 
-def first_error(error: ValidationError) -> InvalidInput:
+def translated(error: ValidationError) -> InvalidInput:
     """Return BadMask or InvalidInput for the first of pydantic's errors, with our message."""
     first = error.errors(include_url=False)[0]
     # A discriminated union adds the tag to the location: the caller's /masks/0/offset is /masks/0/causal/offset here.

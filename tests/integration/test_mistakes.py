@@ -199,6 +199,13 @@ async def test_a_compressed_body_without_its_header_is_named_in_every_form(servi
     assert found == (400, "bad_json", f"the body is compressed with {name}; {ONCE}")
 
 
+@pytest.mark.parametrize("coding", ["gzip", "zstd"])
+@in_service()
+async def test_a_plain_body_whose_header_names_a_coding_says_so(service, coding):
+    found = await answer_to(service, ATTEND, OWN, {**JSON, "content-encoding": coding})
+    assert found == (400, "bad_encoding", f"the body is damaged, or is not compressed with {coding}")
+
+
 OTHER_FORMS = [
     (ATTEND, safetensors(), JSON, "bad_json", "is a safetensors file; its Content-Type is application/vnd.safetensors"),
     (ATTEND, b'{"query": [[0.5]]}', BINARY, "bad_binary", "looks like JSON; its Content-Type is application/json"),
