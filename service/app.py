@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator
+from operator import attrgetter
 from pathlib import Path
 
 import torch
@@ -99,6 +100,7 @@ def _application(service: Service) -> FastAPI:
         title="attention-service",
         version=__version__,
         summary="Multi-head attention layers of real models: batched, exact, with optional weights",
+        generate_unique_id_function=attrgetter("name"),  # of its function; generated clients have it
         openapi_url=None,  # and so no pages of FastAPI's; `openapi/pages.py` has ours
         lifespan=lifespan,
         redirect_slashes=False,  # a redirect would be built from the caller's Host header

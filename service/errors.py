@@ -16,12 +16,14 @@ ServiceError
 Invariants: `code` is stable and part of the contract. A message states what was expected and what came, in words and numbers. In
 an answer it never repeats the caller's values, a path, or a library's text; on the command line it names the user's files. No
 status code lives here: `api/problems.py` has the table. The client has a tree of the same names, whose errors also carry the
-`status` and `request_id` of the answer. Only a Refused and EngineDown have `retry_after_s`.
+`status` and `request_id` of the answer. Only a Refused and EngineDown have `retry_after_s`. What the command line prints passes
+`printable`.
 """
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from typing import ClassVar
 
 
@@ -161,7 +163,9 @@ class NotServed(Rejected): ...
 
 
 class LayerNotFound(NotServed):
-    """No layer of that name is served. GET /v1/layers lists the names; `attention-service layers import` adds one."""
+    """No layer of that name is served. GET /v1/layers lists the names; `attention-service layers import` stores one in the layer
+    directory; a restart, or PUT /v1/layers/{layer} with an admin key, serves it.
+    """
 
 
 class RouteNotFound(NotServed, code="not_found"):
@@ -271,3 +275,19 @@ def raised_kinds(*branches: type[ServiceError]) -> list[type[ServiceError]]:
     """Return the classes of these branches that are raised, in the order of this file: those with a docstring."""
     kinds = [kind for kind in globals().values() if isinstance(kind, type) and issubclass(kind, branches)]
     return [kind for kind in kinds if kind.__doc__]
+
+
+# Zero-width joiners: several scripts and emoji need them, and they move no other character.
+_JOINERS = "\u200c\u200d"
+
+
+def printable(text: str) -> str:
+    """Return one line that is safe for a terminal: characters that control it, end a line or change the direction are escaped.
+
+    Text of a file, a server or a caller could otherwise hide our words or forge a second message.
+    """
+    if text.isprintable():
+        return text
+    harmful = {char for char in set(text) if unicodedata.category(char) in ("Cc", "Cf", "Cs", "Zl", "Zp")}
+    escapes = {ord(char): char.encode("unicode_escape").decode() for char in harmful.difference(_JOINERS)}
+    return text.translate(escapes)

@@ -212,12 +212,15 @@ class SettingsError(ServiceError, code="bad_settings"):
 def load_settings(**overrides: object) -> Settings:
     """Return the environment's settings, overridden by those of the command line (None = not given); raises SettingsError."""
     _check_names()
+    given = {name: value for name, value in overrides.items() if value is not None}
     try:
-        return Settings(**{name: value for name, value in overrides.items() if value is not None})  # type: ignore[arg-type]
+        return Settings(**given)  # type: ignore[arg-type]
     except ValidationError as error:
         first = error.errors()[0]
-        name = "_".join(str(part) for part in first["loc"]).upper()
-        raise SettingsError(f"{ENV_PREFIX}{name}: {first['msg'].removeprefix('Value error, ')}") from None
+        name = "_".join(str(part) for part in first["loc"])
+        # What the user has to correct: the option of the command, with its value, or the variable.
+        origin = f"--{name.replace('_', '-')} {given[name]}" if name in given else f"{ENV_PREFIX}{name.upper()}"
+        raise SettingsError(f"{origin}: {first['msg'].removeprefix('Value error, ')}") from None
 
 
 def _check_names() -> None:

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from service.commands.terminal import say
 from service.errors import InvalidInput
 
 app = typer.Typer(help="Make API keys.", no_args_is_help=True)
@@ -32,5 +33,5 @@ def new(
     if not name.isprintable():
         raise InvalidInput("--name must be one line of printable characters")
     secret = new_secret()
-    typer.echo(secret, err=True)
-    typer.echo(line_for(secret, Role(role)) + (f"  # {name}" if name else ""))
+    say(secret, err=True)
+    say(line_for(secret, Role(role)) + (f"  # {name}" if name else ""))

@@ -42,18 +42,15 @@ def serve(
 ) -> None:
     """Serve the layers of a directory until SIGTERM or SIGINT. Each option overrides its ATTENTION_ variable."""
     # Imported here, because the other commands do not need these, and the settings take 0.3 s to import.
-    from service.settings import SettingsError, child_environment, is_loopback, load_settings
+    from service.settings import child_environment, is_loopback, load_settings
     from service.supervisor.processes import nonblocking_streams, write_log_line
     from service.supervisor.supervisor import Plan, exec_supervisor
 
     with nonblocking_streams():
         given = dict(host=host, port=port, layers_dir=layers_dir, workers=workers, device=device, dtype=dtype)
         settings = load_settings(**given)
-        try:
-            has_layers = any(path.suffix == ".safetensors" for path in settings.layers_dir.iterdir())
-        except OSError as error:
-            raise SettingsError(f"ATTENTION_LAYERS_DIR: {error.filename} cannot be read: {error.strerror}") from None
-        if not has_layers:
+        is_variable = layers_dir is None and "layers_dir" in settings.model_fields_set
+        if not _has_layers(settings.layers_dir, "ATTENTION_LAYERS_DIR" if is_variable else "--layers-dir"):
             reason = "the directory has none: `make layers` or `attention-service layers import` makes some"
             write_log_line("warning", "no_layers", reason=reason, effect="only attention without a layer is served")
         _check_start(settings)
@@ -71,6 +68,16 @@ def serve(
         run_dir=None if settings.run_dir is None else str(settings.run_dir),
     )
     exec_supervisor(plan, child_environment(settings))
+
+
+def _has_layers(directory: Path, origin: str) -> bool:
+    """Return whether the directory has a layer; if it cannot be read, raise SettingsError with the option or variable of it."""
+    from service.settings import SettingsError
+
+    try:
+        return any(path.suffix == ".safetensors" for path in directory.iterdir())
+    except OSError as error:
+        raise SettingsError(f"{origin}: {error.filename} cannot be read: {error.strerror}") from None
 
 
 def _check_start(settings: Settings) -> None:

@@ -13,18 +13,20 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import orjson
 import torch
 from pydantic import BaseModel, Field
+from pydantic.json_schema import SkipJsonSchema
+from typing_extensions import TypeAliasType
 
 from service.errors import BadBinary, BadDtype, BadShape, InvalidInput
 from service.wire.answer import write_tensor
-from service.wire.attend_request import EXTRAS, AnswerFacts, validated
+from service.wire.attend_request import EXTRAS, AnswerFacts, MaskedRows, ShortWeights, Stage, validated
 from service.wire.body_faults import foreign
 from service.wire.field_names import kind_of
-from service.wire.mask_kinds import Axes
+from service.wire.mask_kinds import Align, Axes
 from service.wire.number_list import NumberList, nested_numbers
 from service.wire.schemas import StrictModel, unknown_field
 from service.wire.tensor_fields import BY_INFERENCE, BY_TORCH, FLOATS, FLOATS_ARE_A_BIAS, WHOLES, dtype_instead
@@ -44,7 +46,7 @@ _DTYPE_OF = {"output": "query", "present_key": "key", "present_value": "key"}
 _WITHOUT_JSON = ("FP16", "BF16")
 _SHARED_MEMORY = {"shared_memory_region", "shared_memory_byte_size", "shared_memory_offset"}
 
-Causal = Literal["top_left", "bottom_right"]
+TensorParameters = TypeAliasType("TensorParameters", dict[str, Any])
 MaskAxes = Annotated[Axes | None, Field(description="axes of that input; required for 2 or 3; default: by its rank")]
 
 
@@ -54,12 +56,12 @@ Id = Annotated[str, Field(max_length=MAX_ID)] | None
 class InferParameters(StrictModel):
     """Parameters that change an answer, and those that clients send by default and a stateless layer ignores. null is absent."""
 
-    causal: Causal | None = Field(default=None, description="where query row 0 stands; default: all keys are visible")
+    causal: Align | None = Field(default=None, description="where query row 0 stands; default: all keys are visible")
     attend_mask_axes: MaskAxes = None
     ignore_mask_axes: MaskAxes = None
     bias_axes: MaskAxes = None
-    weights: Literal["heads", "mean"] | None = Field(default=None, description="also an output; default: none")
-    masked_rows: Literal["zero", "error"] | None = Field(default=None, description="as on `/v1`; default: zero")
+    weights: ShortWeights | None = Field(default=None, description="also an output; default: none")
+    masked_rows: MaskedRows | None = Field(default=None, description="as on `/v1`; default: zero")
     timeout: int | None = Field(
         default=None, ge=0, description="deadline in microseconds; default: 0, the service's own"
     )
@@ -78,25 +80,27 @@ WITHOUT_MEANING = ("sequence_id", "sequence_start", "sequence_end", "priority", 
 class AttentionParameters(InferParameters):
     """The parameters of `sdpa`, attention without a layer."""
 
-    scale: float | None = Field(default=None, description="factor of query·key; default: 1/√d")
-    softcap: float | None = Field(default=None, description="c > 0: a score s becomes c·tanh(s/c), before the masks")
-    scores: Literal["scaled", "capped", "masked"] | None = Field(default=None, description="stage of the output scores")
-    lse: bool | None = Field(default=None, description="return the log-sum-exp of the masked scores")
-    present: bool | None = Field(default=None, description="return present_key and present_value")
+    scale: float | None = Field(default=None, description="factor of query·key, any number but 0; default: 1/√d")
+    softcap: float | None = Field(
+        default=None, description="c > 0: a score s becomes c·tanh(s/c), before the masks; default: no cap"
+    )
+    scores: Stage | None = Field(default=None, description="stage of the output scores; default: none")
+    lse: bool | None = Field(default=None, description="return the log-sum-exp of the masked scores; default: no")
+    present: bool | None = Field(default=None, description="return present_key and present_value; default: no")
 
 
 class InferOutput(StrictModel, extra="ignore"):
     """A wanted output; `parameters.binary_data` says whether it comes as bytes."""
 
     name: str = Field(description="output, weights, or for sdpa scores, lse, present_key, present_value")
-    parameters: dict[str, Any] | None = Field(default=None, description="binary_data: as bytes; default: false")
+    parameters: TensorParameters | None = Field(default=None, description="binary_data: as bytes; default: false")
 
 
 class InferInput(StrictModel, extra="ignore"):
     """One tensor: `data` (nested or flat), or `parameters.binary_data_size` bytes behind the JSON."""
 
     name: str = Field(description="query, key, value, a mask; for sdpa also past_key, past_value, sinks")
-    parameters: dict[str, Any] | None = Field(
+    parameters: TensorParameters | None = Field(
         default=None, description="binary_data_size; default: none, there is data"
     )
     shape: list[int] = Field(description="sizes of the axes, each at least 1")
@@ -126,7 +130,7 @@ class InferAttentionRequest(InferRequest):
     }
     OUTPUTS = ("output", "weights", *EXTRAS)
     PARAMETERS = AttentionParameters
-    parameters: AttentionParameters | None = None
+    parameters: AttentionParameters | None = Field(default=None, description="change the answer; default: none")
 
 
 class InferOutputAnswer(BaseModel):
@@ -137,8 +141,8 @@ class InferOutputAnswer(BaseModel):
     name: str = Field(description="which output")
     datatype: str = Field(description="FP32, FP64, FP16, BF16 or INT32")
     shape: list[int] = Field(description="sizes of the axes")
-    parameters: dict[str, int] | None = Field(default=None, description="binary_data_size")
-    data: list[float | str] | None = Field(default=None, description="flat; null if bytes")
+    parameters: dict[str, int] | SkipJsonSchema[None] = Field(default=None, description="binary_data_size, if bytes")
+    data: list[float | str] | SkipJsonSchema[None] = Field(default=None, description="flat, unless bytes")
 
 
 class InferAnswer(BaseModel):
@@ -146,7 +150,7 @@ class InferAnswer(BaseModel):
 
     model_name: str = Field(description="the layer, or sdpa")
     model_version: str = Field(description="always 1")
-    id: str | None = Field(default=None, description="as in the request")
+    id: str | SkipJsonSchema[None] = Field(default=None, description="as in the request, if it has one")
     outputs: list[InferOutputAnswer] = Field(description="in the requested order")
     parameters: dict[str, str | int | float] = Field(description="masked_rows, digest, batch and times")
 

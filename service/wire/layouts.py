@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 import torch
+from typing_extensions import TypeAliasType
 
 from service.errors import BadShape, InvalidInput, LayoutRequired
 
-LayoutName = Literal["ld", "bld", "hld", "lhd", "bhld", "blhd", "packed"]
+LayoutName = TypeAliasType("LayoutName", Literal["ld", "bld", "hld", "lhd", "bhld", "blhd", "packed"])
 _DEFAULTS: dict[int, LayoutName] = {2: "ld", 4: "bhld"}
 _PACKED_AXES = {2: "lhd", 3: "blhd"}
 _AXES = "bhld"

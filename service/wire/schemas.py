@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterable
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, SkipValidation, ValidationError, WithJsonSchema
+from typing_extensions import TypeAliasType
 
 from service.errors import BadMask, InvalidInput, UnknownField
 from service.wire.field_names import ECHOED, hint, instead, kind_of, words_of
@@ -18,25 +19,24 @@ from service.wire.tensor_fields import DTYPES
 
 M = TypeVar("M", bound="StrictModel")
 
-TENSOR_OBJECT: dict[str, Any] = {
-    "type": "object",
-    "required": ["dtype", "shape", "data"],
-    "additionalProperties": False,
-    "properties": {
-        "dtype": {"enum": [dtype.name for dtype in DTYPES]},
-        "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}},
-        "data": {
-            "anyOf": [
-                {"type": "string", "contentEncoding": "base64", "description": "little-endian bytes in C order"},
-                {"type": "array", "items": {}, "description": "flat list of the values"},
-            ]
-        },
-    },
-}
+# OpenAPI shows an alias of this type as a schema of its name, of which a generator of clients makes one class.
+Dtype = TypeAliasType("Dtype", Annotated[str, WithJsonSchema({"type": "string", "enum": [one.name for one in DTYPES]})])
+Base64 = Annotated[str, WithJsonSchema({"type": "string", "contentEncoding": "base64"})]
+Rows = TypeAliasType("Rows", Annotated[list[Any], Field(description="nested lists, one level an axis")])
 
-_NESTED = {"type": "array", "items": {}, "description": "nested lists of numbers (float32)"}
-_WORDS_OF_TENSOR = "a tensor: nested lists, or an object with dtype, shape and data"
-Tensor = Annotated[Any, WithJsonSchema({"anyOf": [_NESTED, TENSOR_OBJECT], "description": _WORDS_OF_TENSOR})]
+
+class TensorObject(BaseModel):
+    """A tensor as its dtype, its sizes and its values in C order."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    dtype: Dtype = Field(description="of the values")
+    shape: list[Annotated[int, Field(ge=0)]] = Field(description="sizes of the axes")
+    data: Base64 | list[Any] = Field(description="base64 of the little-endian bytes, or a flat list of the values")
+
+
+_WORDS_OF_TENSOR = "nested lists (numbers are float32), or an object with dtype, shape and data"
+Tensor = TypeAliasType("Tensor", Annotated[Rows | TensorObject, SkipValidation, Field(description=_WORDS_OF_TENSOR)])
 
 
 class StrictModel(BaseModel):
