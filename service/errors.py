@@ -32,6 +32,7 @@ class ServiceError(Exception):
 
     code: ClassVar[str]
     retry_after_s: float | None = None
+    shown: str = ""
 
     def __init_subclass__(cls, *, code: str = "") -> None:
         cls.code = code or re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
@@ -57,13 +58,18 @@ class BadRequest(Malformed):
 class BadJson(Malformed):
     """The body is not valid JSON in UTF-8. Read the place in `detail`; JSON has no NaN and no Infinity."""
 
+    def __init__(self, message: str, *, param: str | None = None, shown: str = "") -> None:
+        """`shown` is the characters around the fault: an answer has them behind the message, a log line never."""
+        super().__init__(message, param=param)
+        self.shown = shown
+
 
 class JsonTooDeep(Malformed):
     """The JSON is nested deeper than `ATTENTION_MAX_JSON_DEPTH`. Nest it less; a request needs at most seven levels."""
 
 
 class DuplicateKey(Malformed):
-    """A JSON object has the same name twice. Send each field once."""
+    """A JSON object has the same name twice. Send each field once; `detail` has its name."""
 
 
 class BadEncoding(Malformed):
@@ -130,11 +136,13 @@ class TooLarge(Rejected): ...
 
 
 class BodyTooLarge(TooLarge):
-    """The body is larger than `ATTENTION_MAX_BODY_BYTES`. Send tensors as safetensors or in base64, or fewer sequences."""
+    """The body is larger than `ATTENTION_MAX_BODY_BYTES`. Send numbers in base64, base64 as safetensors, or fewer sequences."""
 
 
 class DecompressedTooLarge(TooLarge):
-    """The decompressed body exceeds `ATTENTION_MAX_BODY_BYTES`. Send tensors as safetensors or in base64, or fewer sequences."""
+    """The decompressed body exceeds `ATTENTION_MAX_BODY_BYTES`. Send numbers in base64, base64 as safetensors, or fewer
+    sequences.
+    """
 
 
 class CostLimit(TooLarge):

@@ -24,10 +24,12 @@ from typing_extensions import TypeAliasType
 from service.errors import BadBinary, BadDtype, BadShape, InvalidInput
 from service.wire.answer import write_tensor
 from service.wire.attend_request import EXTRAS, AnswerFacts, MaskedRows, ShortWeights, Stage, validated
+from service.wire.body_faults import foreign
+from service.wire.field_names import kind_of
 from service.wire.mask_kinds import Align, Axes
 from service.wire.number_list import NumberList, nested_numbers
 from service.wire.schemas import StrictModel, unknown_field
-from service.wire.tensor_fields import BY_INFERENCE, BY_TORCH, FLOATS, FLOATS_ARE_A_BIAS, WHOLES
+from service.wire.tensor_fields import BY_INFERENCE, BY_TORCH, FLOATS, FLOATS_ARE_A_BIAS, WHOLES, dtype_instead
 from service.wire.tensors import MAX_VALUES, TensorForm, bytes_of, too_many_values
 
 VERSION = "1"
@@ -175,7 +177,8 @@ def split_inference(body: bytearray, json_length: bytes | None) -> tuple[bytearr
         digits = json_length.lstrip(b"0") or b"0"
         if not json_length.isdigit() or len(digits) > len(str(size)) or (head := int(digits)) > size:
             words = f"must be a number of bytes from 1 to {size}, the body's length"
-            raise BadBinary(f"Inference-Header-Content-Length {words}")
+            found = foreign(body)
+            raise BadBinary(f"the body {found}" if found else f"Inference-Header-Content-Length {words}")
         if head == 0:
             words = "a body without JSON is only for models with one input"
             raise BadBinary(f"{words}; name the inputs of this model in JSON")
@@ -234,7 +237,8 @@ def _tensor(entry: InferInput, rest: memoryview, axes: str | None) -> tuple[dict
     datatypes = _DATATYPES.get(name, _FLOATS)
     if entry.datatype not in datatypes:
         hint = f"; {FLOATS_ARE_A_BIAS}" if datatypes == _BOOL and entry.datatype in _FLOATS else ""
-        words = f"the datatype of {name} must be one of {', '.join(datatypes)}{hint}"
+        words = f"the datatype of {name} must be one of {', '.join(datatypes)}"
+        words += dtype_instead(entry.datatype, datatypes) + hint
         raise BadDtype(words, param=f"{param}/datatype")
     if axes is not None and len(shape) != axes.count(",") + 1:
         raise BadShape(f"{name} must be {axes}, got {len(shape)} axes", param=param)
@@ -275,7 +279,7 @@ def _listed_tensor(entry: InferInput, dtype: str) -> dict[str, object]:
         raise BadDtype(f"{entry.datatype} has no JSON form: send {name} with binary_data_size", param=f"/{name}")
     numbers = nested_numbers(entry.data) if isinstance(entry.data, list) else entry.data
     if not isinstance(numbers, NumberList):
-        raise InvalidInput(f"the data of {name} must be a list", param=f"/{name}")
+        raise InvalidInput(f"the data of {name} must be a list, got {kind_of(numbers)}", param=f"/{name}")
     count = math.prod(entry.shape)
     if numbers.fault is None:
         if numbers.shape not in (tuple(entry.shape), (count,)):

@@ -18,7 +18,7 @@ from typing_extensions import TypeAliasType
 from service.attention import masks
 from service.attention.masks import Sizes
 from service.errors import BadMask, CausalAlignRequired, MaskAxesRequired, MaskKindRequired
-from service.wire.json_document import words_of
+from service.wire.field_names import instead, words_of
 from service.wire.number_list import NumberList
 from service.wire.schemas import Rows, StrictModel, Tensor, TensorObject
 from service.wire.tensor_fields import TensorField, TensorKind
@@ -100,7 +100,8 @@ class TableMask(ValuedMask):
         if not place.is_batch and "b" in (self.axes or ""):
             known, param = ", ".join(_AXES_OF_ONE.values()), f"{place.param}/axes"
             raise BadMask(
-                f"{words_of(param)} must be one of {known}, because query is one sequence [L, d]", param=param
+                f"{words_of(param)} must be one of {known}, because query is one sequence [L, d], got {self.axes}",
+                param=param,
             )
         tensor = decode_tensor(self.values, TensorField(place.values_param, self.VALUES))
         axes = self.axes or (_AXES_OF_BATCH if place.is_batch else _AXES_OF_ONE).get(tensor.dim(), "")
@@ -258,6 +259,6 @@ def kind_of(mask: object, param: str) -> type[MaskKind]:
         )
     kind = mask["kind"]
     if not isinstance(kind, str) or kind not in MASK_KINDS:
-        kinds = ", ".join(MASK_KINDS)
-        raise BadMask(f"{words_of(param)}.kind must be one of {kinds}", param=f"{param}/kind")
+        words = f"must be one of {', '.join(MASK_KINDS)}{instead(kind, MASK_KINDS)}"
+        raise BadMask(f"{words_of(param)}.kind {words}", param=f"{param}/kind")
     return MASK_KINDS[kind]

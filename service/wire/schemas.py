@@ -6,7 +6,7 @@ decodes them). Unknown fields of a request are rejected everywhere. A caller nev
 
 from __future__ import annotations
 
-import difflib
+import re
 from collections.abc import Iterable
 from typing import Annotated, Any, TypeVar
 
@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, SkipValidation, ValidationErr
 from typing_extensions import TypeAliasType
 
 from service.errors import BadMask, InvalidInput, UnknownField
-from service.wire.json_document import ECHOED, words_of
+from service.wire.field_names import ECHOED, hint, instead, kind_of, words_of
 from service.wire.tensor_fields import DTYPES
 
 M = TypeVar("M", bound="StrictModel")
@@ -57,25 +57,6 @@ class Problem(BaseModel):
     request_id: str = Field(description="as in X-Request-ID")
 
 
-# By another library's name: our field for the same, and the hint. The first field that the request knows gives the hint.
-_ALIASES = {
-    "attn_mask": {
-        "masks": '"masks" with the kind "attend" (true: may attend), "ignore" (true: must not) or "bias" (added)',
-        "attend_mask": '"attend_mask" (true: may attend), "ignore_mask" (true: must not) or "bias" (added)',
-    },
-    "key_padding_mask": {
-        "masks": '"masks": [{"kind": "ignore", "axes": "bs", "values": [[...]]}], without a batch "axes": "s"',
-        "ignore_mask": '"ignore_mask" with the parameter "ignore_mask_axes": "bs"',
-    },
-    "is_causal": {"masks": '"masks": [{"kind": "causal"}]', "causal": '"causal": "top_left"'},
-    "need_weights": {"weights": '"weights": "mean" or "weights": "heads"'},
-    "Q": {"query": '"query"'},
-    "K": {"key": '"key"'},
-    "V": {"value": '"value"'},
-    "hidden_states": {"query": '"query"'},
-}
-
-
 def unknown_field(
     value: Iterable[str], known: Iterable[str], where: str, thing: str = "field", *, is_key: bool = True
 ) -> UnknownField:
@@ -87,12 +68,9 @@ def unknown_field(
     names = list(known)
     unknown = next(name for name in value if name not in names)
     is_echoed = ECHOED.fullmatch(unknown) is not None
-    near = difflib.get_close_matches(unknown[:64], names, n=1)
-    alias = next((words for name, words in _ALIASES.get(unknown, {}).items() if name in names), None)
-    hint = f"; here it is {alias}" if alias else f'; did you mean "{near[0]}"?' if near else ""
     field = f'unknown {thing} "{unknown}"' if is_echoed else f"unknown {thing}"
     return UnknownField(
-        f"{field} in {words_of(where) or 'the request'}; the {thing}s are {', '.join(names)}{hint}",
+        f"{field} in {words_of(where) or 'the request'}; the {thing}s are {', '.join(names)}{hint(unknown, names)}",
         param=f"{where}/{unknown}" if is_echoed and is_key else where,
     )
 
@@ -114,6 +92,11 @@ _WORDS = {
     **dict.fromkeys(("string_unicode", "value_error"), "must be text"),
     **dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "must be an object"),
 }
+# What a field that is an object takes.
+_OBJECTS = {
+    "/weights": 'must be "heads", "mean" or an object whose form is heads, mean or top_k',
+    "/scores": "must be an object whose stage is scaled, capped or masked",
+}
 
 
 def translated(error: ValidationError) -> InvalidInput:
@@ -122,6 +105,11 @@ def translated(error: ValidationError) -> InvalidInput:
     # A discriminated union adds the tag to the location: the caller's /masks/0/offset is /masks/0/causal/offset here.
     loc = [part for i, part in enumerate(first["loc"]) if not (i == 2 and first["loc"][0] == "masks")]  # noqa: PLR2004
     param = "".join(f"/{part}" for part in loc)
-    words = _WORDS.get(first["type"], "is not valid").format_map({"expected": "", **first.get("ctx", {})})
+    kind, context = first["type"], {"expected": "", **first.get("ctx", {})}
+    words = _WORDS.get(kind, "is not valid").format_map(context)
+    if kind == "literal_error":
+        words += instead(first["input"], re.findall("'([^']*)'", context["expected"]))
+    elif kind.endswith("_type"):
+        words = f"{_OBJECTS.get(param, words)}, got {kind_of(first['input'])}"
     is_mask = len(loc) > 1 and loc[0] == "masks"
     return (BadMask if is_mask else InvalidInput)(f"{words_of(param) or 'the request'} {words}", param=param)
