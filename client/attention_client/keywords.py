@@ -15,40 +15,32 @@ Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
 _LEAVE = "leave it out: "
-_MASK = "masks=[masks.attend(values)] where true = may attend, masks.ignore(values) where true = blocked, masks.bias(values) where added"  # fmt: skip  # noqa: E501
-_PADDING = (
-    "masks=[masks.key_padding_mask(values)] where true = blocked, masks.attend(values, axes=…) where true = may attend"
-)
-_CAUSAL = (
-    'masks=[masks.causal("top_left")] as torch and Keras mean it, masks.causal("bottom_right") as FlashAttention does'
-)
-_WEIGHTS = 'weights="heads" for a table of each head, or weights="mean"; the answer has them as .weights'
+_BY_MEANING = "masks=[masks.attend(values)] where true = may attend, masks.ignore(values) where true = blocked, masks.bias(values) where added"  # fmt: skip  # noqa: E501
+_CAUSAL = 'masks=[masks.causal("top_left")] as torch and Keras mean it, masks.causal("bottom_right") as FlashAttention'
 # By remedy, which begins with our name: what other libraries call it.
 _FOREIGN = {
-    _MASK: "mask attn_mask attention_mask attend_mask ignore_mask encoder_attention_mask",
+    _BY_MEANING: "mask attn_mask attention_mask attend_mask encoder_attention_mask query_mask key_mask value_mask",
     "masks=[masks.bias(values)]": "bias attn_bias attention_bias position_bias",
-    _PADDING: "key_padding_mask padding_mask src_key_padding_mask memory_key_padding_mask query_mask key_mask value_mask",
+    "masks=[masks.key_padding_mask(values)] where true = blocked": "key_padding_mask padding_mask src_key_padding_mask memory_key_padding_mask",  # noqa: E501
     _CAUSAL: "is_causal causal causal_mask use_causal_mask look_ahead_mask",
     "masks=[masks.lengths(n)], of the first n keys": "lengths valid_lens valid_len seq_lens nonpad_kv_seqlen cache_seqlens",
     "masks=[masks.window(left, right)]": "window window_size sliding_window local_window_size",
-    _WEIGHTS: "need_weights average_attn_weights need_head_weights return_attention_scores return_weights output_attentions",
+    'weights="heads" for a table of each head, or weights="mean"': "need_weights average_attn_weights return_attention_scores return_weights output_attentions",  # noqa: E501
     'weights=Weights("top_k", k=3)': "top_k topk",
     "query=": "q Q x input inputs hidden_states queries",
     "key=": "k K keys memory key_value_states",
     "value=": "v V values",
     "past_key= and past_value=": "past_key_values past_key_value layer_past kv_cache",
     "scale=": "sm_scale softmax_scale scaling",
-    "softcap=": "logits_soft_cap logit_softcapping attn_logit_softcapping",
-    "num_heads=": "heads n_heads q_num_heads num_attention_heads",
-    "num_kv_heads=": "kv_heads n_kv_heads kv_num_heads num_key_value_heads",
     "timeout_s=, in seconds": "timeout",
-    "url=, the address without /v1": "base_url host endpoint",
-    _LEAVE + "an answer has no dropout": "dropout dropout_p dropout_rate training deterministic rng",
+    "url=, the address without /v1": "base_url host",
+    _LEAVE + "an answer has no dropout": "dropout dropout_p dropout_rate training deterministic",
     _LEAVE + "an array with 3 axes is [B, L, d]": "batch_first",
     _LEAVE + "key and value may have fewer heads": "enable_gqa",
 }  # fmt: skip
 _REMEDIES = {name: remedy for remedy, names in _FOREIGN.items() for name in names.split()}
-_OF_A_LAYER = ("num_heads", "num_kv_heads", "scale", "softcap")
+_OF_A_LAYER = dict.fromkeys(("num_heads", "num_kv_heads", "scale", "softcap"), _LEAVE + "a layer has its own")
+_OF_A_LAYER["past_key"] = "give the whole key= and value=; a layer keeps no past"
 
 
 def with_remedies(function: Callable[Given, Result]) -> Callable[Given, Result]:
@@ -74,17 +66,13 @@ def with_remedies(function: Callable[Given, Result]) -> Callable[Given, Result]:
 
 
 def _remedy(unknown: str, known: list[str]) -> str:
-    remedy = _REMEDIES.get(unknown, "" if unknown in known else f"{unknown}=")
+    remedy = _REMEDIES.get(unknown, f"{unknown}=")
     ours = remedy.partition("=")[0]
-    if remedy.startswith(_LEAVE):
-        return remedy
-    if ours in known:
-        return f"write {remedy}"
-    if "items" in known and ours in ("masks", "weights", "key", "value", "masked_rows"):
+    if ours in known or remedy.startswith(_LEAVE):
+        return remedy if remedy.startswith(_LEAVE) else f"write {remedy}"
+    if "items" in known and ours in ("masks", "weights", "key", "value"):
         return f"make each item a Request(query, …) and write {remedy} there"
     if "layer" in known and ours in _OF_A_LAYER:
-        return _LEAVE + "a layer has its own"
-    if "layer" in known and ours == "past_key":
-        return "give the whole key= and value=; a layer keeps no past"
+        return _OF_A_LAYER[ours]
     near = difflib.get_close_matches(unknown, known, 1)
     return f"did you mean {near[0]}=?" if near else f"it has {', '.join(name for name in known if name != 'self')}"

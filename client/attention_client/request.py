@@ -63,8 +63,8 @@ class Request(Summarized, Generic[Array]):
     masked_rows: MaskedRows = "zero"
 
 
-for _kind in (Request, Weights):
-    _kind.__init__ = with_remedies(_kind.__init__)  # type: ignore[method-assign]
+Request.__init__ = with_remedies(Request.__init__)  # type: ignore[method-assign]
+Weights.__init__ = with_remedies(Weights.__init__)  # type: ignore[method-assign]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -150,8 +150,8 @@ def _masks(masks: Any, tensors: dict[str, Raw]) -> list[dict[str, object]]:
 
 def _written(mask: Any) -> str:
     """Return the call that makes the mask of an object of the API, {"kind": …}, or of a kind's name; else an empty text."""
-    fields = {"kind": mask} if isinstance(mask, str) else mask
-    if not isinstance(fields, Mapping) or (kind := fields.get("kind")) not in KINDS:
+    fields = mask if isinstance(mask, Mapping) else {"kind": mask}
+    if not isinstance(kind := fields.get("kind"), str) or kind not in KINDS:
         return ""
     words = ["values"] if kind in KINDS_WITH_VALUES else []
     words += [f"{name}={value!r}" for name, value in fields.items() if isinstance(value, str | int) and name != "kind"]

@@ -25,20 +25,15 @@ class Asked(NamedTuple):
     def and_given(self, **fields: Any) -> Asked:
         """Return it with further fields, each of the option of its name; None leaves it to the file of the request."""
         wanted = given(**fields)
-        options = {name: f"--{name.replace('_', '-')}" for name in (wanted if self.is_of_file else fields)}
-        return Asked(self.body | wanted, self.options | options, self.is_of_file)
+        named = {name: f"--{name.replace('_', '-')}" for name in (wanted if self.is_of_file else fields)}
+        return Asked(self.body | wanted, self.options | named, self.is_of_file)
 
 
 def by_option(message: str, options: Mapping[str, str]) -> str:
     """Return an error's message in which the words of the command line stand for fields: where a clause begins, or after "in"."""
-    if not options:
-        return message
     fields = "|".join(re.escape(name) for name in sorted(options, key=len, reverse=True))
-    return re.sub(
-        rf"(?:^|(?<=, )|(?<= in )|(?<=dtype of ))({fields})(?![\w\]])(\.(?=\w))?",
-        lambda found: options[found[1]] + ": " * bool(found[2]),
-        message,
-    )
+    place = rf"(?:^|(?<=, )|(?<= in )|(?<=dtype of ))({fields})(?![\w\]])(\.(?=\w))?"
+    return re.sub(place, lambda found: options[found[1]] + ": " * bool(found[2]), message) if options else message
 
 
 def request_body(

@@ -10,7 +10,6 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -87,9 +86,7 @@ SUFFIXES = (".npy", ".npz")
 
 
 @contextlib.contextmanager
-def asking(
-    url: str | None, api_key: str | None = None, options: Mapping[str, str] = MappingProxyType({})
-) -> Iterator[Ask]:
+def asking(url: str | None, api_key: str | None = None, options: Mapping[str, str] | None = None) -> Iterator[Ask]:
     """Yield a function that sends one body after another, over one client; without a `url` to the service of this machine.
 
     Layer None is attention on the body's own tensors. The function raises ClientError with the service's message, or with
@@ -107,8 +104,9 @@ def asking(
     except ServiceError as error:
         known = f"{error.status} {error.code}: " if error.status else ""
         is_nobody_there = isinstance(error, ConnectionFailed) and not error.status and not url
-        message = by_option(error.message, options)
-        raise ClientError(known + message + (_REMEDY if is_nobody_there else "")) from None
+        raise ClientError(
+            known + by_option(error.message, options or {}) + (_REMEDY if is_nobody_there else "")
+        ) from None
 
 
 def _reply(found: dict[str, Any]) -> Reply:

@@ -16,7 +16,7 @@ import typer
 from rich.table import Table
 
 from attention_client.cli.arguments import request_body
-from attention_client.cli.asking import SUFFIXES, asking
+from attention_client.cli.asking import SUFFIXES, URL, asking
 from attention_client.cli.case_file import errors, read_case, tolerance, widened
 from attention_client.cli.golden_vectors import VECTORS, golden_of
 from attention_client.cli.heat_map import asked_head, print_map, stored_head
@@ -52,10 +52,7 @@ def _given_by(ctx: typer.Context, param: Any) -> str:
 
 
 # The service's words about the list of heads that `show` makes of its one.
-HEAD = {
-    "weights.heads must be a non-empty list of different numbers": "--head must be a number",
-    "weights.heads": "--head",
-}
+HEAD = {"weights.heads must be a non-empty list of different numbers": "--head must be a number"}
 
 QueryFile = Annotated[Path | None, typer.Option("--query", help="query array, .npy: [L, d] or [B, L, d]")]
 KeyFile = Annotated[Path | None, typer.Option("--key", help="key array, .npy; default: the query")]
@@ -75,30 +72,21 @@ Weights = Annotated[
 Out = Annotated[
     Path | None,
     typer.Option(
-        "--out", help="write the output to this .npy, or all arrays to an .npz", callback=with_suffix(*SUFFIXES)
+        "--out", help="write the output to an .npy, or all arrays to an .npz", callback=with_suffix(*SUFFIXES)
     ),
 ]
 Picture = Annotated[
     Path | None,
-    typer.Option(
-        "--svg", help="write the heat map to this .svg instead, with its axes and scale", callback=with_suffix(".svg")
-    ),
+    typer.Option("--svg", help="write a picture with axes and scale to this .svg", callback=with_suffix(".svg")),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="print the answer as JSON, with nested lists")]
 Url = Annotated[
     str | None,
-    typer.Option(
-        "--url",
-        envvar="ATTENTION_URL",
-        help="address of the service; default: http://127.0.0.1:8000",
-        callback=for_client,
-    ),
+    typer.Option("--url", envvar="ATTENTION_URL", help=f"address of the service; default: {URL}", callback=for_client),
 ]
 ApiKey = Annotated[
     str | None,
-    typer.Option(
-        "--api-key", envvar="ATTENTION_CLIENT_KEY", help="API key, if the service needs one", callback=for_client
-    ),
+    typer.Option("--api-key", envvar="ATTENTION_CLIENT_KEY", help="API key, if it needs one", callback=for_client),
 ]
 
 

@@ -86,6 +86,10 @@ def _cut(word: str, cells: int) -> str:
     return word if cell_len(word) <= cells else f"{set_cell_size(word, cells - 1).rstrip()}…"
 
 
+def _numbered(words: Sequence[str], width: int) -> list[str]:
+    return [str(n) if word == str(n) else f"{n} {_cut(word, width // 4)}" for n, word in enumerate(words)]
+
+
 def draw(
     weights: np.ndarray, queries: Sequence[str], keys: Sequence[str], *, title: str, use_legend: bool, width: int = 80
 ) -> RenderableType:
@@ -101,15 +105,10 @@ def draw(
         return width - max(max(map(cell_len, keys)) + len(" 0.000"), len("strongest")) - max(map(cell_len, queries)) - 2
 
     if sum(max(3, cell_len(key)) + 1 for key in keys) > room():
-        queries, keys = (
-            [str(n) if word == str(n) else f"{n} {_cut(word, width // 4)}" for n, word in enumerate(words)]
-            for words in (queries, keys)
-        )
-        heads = [str(number) for number in range(len(keys))]
+        queries, keys, heads = _numbered(queries, width), _numbered(keys, width), [str(n) for n in range(len(keys))]
         num_shown = max(1, room() // (max(3, len(heads[-1])) + 1))
-    strongest = [
-        (i, f"{keys[i]} {row[i]:.3f}" if row[i] > 0 else "-") for row in weights for i in [int(np.argmax(row))]
-    ]
+    best = [int(np.argmax(row)) for row in weights]
+    strongest = [f"{keys[i]} {row[i]:.3f}" if row[i] > 0 else "-" for i, row in zip(best, weights, strict=True)]
     pages: list[RenderableType] = [Text(title, style="italic")] if title else []
     for first in range(0, len(keys), num_shown):
         shown = range(first, min(first + num_shown, len(keys)))
@@ -120,9 +119,9 @@ def draw(
         for place in shown:
             table.add_column(Text(heads[place]), justify="center", no_wrap=True, min_width=3)
         table.add_column("strongest", no_wrap=True)
-        for word, row, (best, text) in zip(queries, weights, strongest, strict=True):
+        for word, row, i, text in zip(queries, weights, best, strongest, strict=True):
             cells = (Text(legend_mark(w)) if use_legend else _cell(float(w)) for w in row[first : shown.stop])
-            table.add_row(Text(word), *cells, Text(text if best in shown or text == "-" else "elsewhere"))
+            table.add_row(Text(word), *cells, Text(text if i in shown or text == "-" else "elsewhere"))
         pages.append(table)
     marks = "   ".join(f"{mark} > {bound}" for bound, mark in LEGEND)
     note = marks if use_legend else "weights in hundredths; brighter = stronger"
