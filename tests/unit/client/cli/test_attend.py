@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -350,6 +351,51 @@ def test_without_an_address_this_machine_is_asked_and_where_nothing_answers_the_
     words = r"^no answer from http://127\.0\.0\.1:8000: .* Start one with `attention-service serve`, or give"
     with pytest.raises(ServiceError, match=words):
         run(*command.split())
+
+
+@pytest.mark.parametrize(
+    "command", ["attend small --query q.npy", "sdpa --query q.npy", "show small --query q.npy", "golden --out x"]
+)
+@pytest.mark.parametrize(
+    ("environment", "options", "words"),
+    [({}, "--url http://x/v1", "--url: give the address without /v1, like http://x"), ({}, "--url x:8000", "--url must be like http://127"),
+     ({"URL": "http://x/v1/"}, "", "ATTENTION_URL: give the address without /v1, like http://x"),
+     ({"URL": "x"}, "", "ATTENTION_URL must be like"),
+     ({"CLIENT_KEY": "a b"}, "", "ATTENTION_CLIENT_KEY must be printable ASCII"),
+     ({}, "--api-key é", "--api-key must be printable ASCII"),
+     ({"URL": "http://me:it@x"}, "--api-key k", "--api-key and a user name in ATTENTION_URL exclude each other"),
+     ({"CLIENT_KEY": "k"}, "--url http://me:it@x", "ATTENTION_CLIENT_KEY and a user name in --url exclude each other")],
+)  # fmt: skip
+def test_an_address_or_a_key_is_refused_by_the_name_that_the_caller_gave_it(
+    tmp_path, monkeypatch, command, environment, options, words
+):
+    monkeypatch.chdir(tmp_path)
+    np.save("q.npy", np.ones((2, 4), np.float32))
+    for name, value in environment.items():
+        monkeypatch.setenv(f"ATTENTION_{name}", value)
+    with pytest.raises(ServiceError, match=f"^{re.escape(words)}"):
+        run(*command.split(), *options.split())
+
+
+@pytest.mark.parametrize("command", ["attend small --query q.npy", "show small --query q.npy"])
+@pytest.mark.parametrize("slashes", ["/", "//"])
+def test_an_address_may_end_with_a_slash(tmp_path, monkeypatch, command, slashes):
+    monkeypatch.chdir(tmp_path)
+    np.save("q.npy", np.ones((2, 16), np.float32))
+    assert run(*command.split(), "--url", f"http://service{slashes}")
+
+
+@pytest.mark.parametrize("name", ["y.txt", "y", "y.npy.gz", "y.json", "/dev/null"])
+@pytest.mark.parametrize("command", ["attend small --query missing.npy", "sdpa --query missing.npy"])
+def test_out_refuses_a_suffix_that_it_does_not_write_before_anything_is_asked(tmp_path, monkeypatch, command, name):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ServiceError, match=rf"^--out {name}: the file must end with \.npy or \.npz$"):
+        run(*command.split(), "--out", name)
+
+
+def test_a_suffix_in_capitals_is_the_same(files):
+    run("sdpa", *options(files), "--out", files / "y.NPY")
+    assert np.load(files / "y.NPY").shape == (2, 4, 3, 8)
 
 
 @pytest.mark.parametrize("size", [2, 12])
