@@ -121,8 +121,8 @@ def _reply(found: dict[str, Any]) -> Reply:
     fields |= {name: found[name] for name in EXTRAS if found.get(name) is not None}
     facts = {name: value for name, value in found.items() if name not in ("output", "weights", *EXTRAS)}
     try:
-        _json_text(facts).encode()
-    except ValueError:  # a number or a text that the command could not print
+        json.dumps(facts, ensure_ascii=False, allow_nan=False, indent=2).encode()
+    except (ValueError, RecursionError):  # a number, a text or a depth that the command could not print
         raise BadAnswer(_FOREIGN) from None
     return Reply({name: _array(field) for name, field in fields.items()}, facts)
 
