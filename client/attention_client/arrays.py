@@ -41,20 +41,14 @@ class Summarized:
 
     def __repr__(self) -> str:
         shown = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.repr}  # type: ignore[arg-type]
-        parts = (
-            f"{name}={_summary(value)}"
-            for name, value in shown.items()
-            if has_shape(value) or value not in (None, (), {})
-        )
-        return f"{type(self).__name__}({', '.join(parts)})"
-
-
-def has_shape(value: object) -> bool:
-    return hasattr(value, "shape") and hasattr(value, "dtype")
+        found = {name: _summary(value) for name, value in shown.items()}
+        return f"{type(self).__name__}({', '.join(f'{name}={text}' for name, text in found.items() if text)})"
 
 
 def _summary(value: Any) -> str:
-    return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}" if has_shape(value) else repr(value)
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    return "" if value in (None, (), {}) else repr(value)
 
 
 class Raw(NamedTuple):

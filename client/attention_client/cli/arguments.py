@@ -20,13 +20,6 @@ class Asked(NamedTuple):
 
     body: dict[str, Any]
     options: dict[str, str]
-    is_of_file: bool
-
-    def and_given(self, **fields: Any) -> Asked:
-        """Return it with further fields, each of the option of its name; None leaves it to the file of the request."""
-        wanted = given(**fields)
-        named = {name: f"--{name.replace('_', '-')}" for name in (wanted if self.is_of_file else fields)}
-        return Asked(self.body | wanted, self.options | named, self.is_of_file)
 
 
 def by_option(message: str, options: Mapping[str, str]) -> str:
@@ -42,17 +35,19 @@ def request_body(
     causal: str | None,
     masks: list[str] | None,
     weights: str | None = None,
+    others: Mapping[str, Any] | None = None,
 ) -> Asked:
-    """Return the request: that of the file `request` or one of the arrays in `files`, plus the masks and the weights.
+    """Return the request: that of the file `request` or one of the arrays in `files`, plus masks, weights and `others`.
 
-    Raises InvalidInput unless exactly one of the two is given.
+    None leaves one of the others to the file. Raises InvalidInput unless either a file or a query is given.
     """
     arrays = {name: path for name, path in files.items() if path is not None}
     if arrays if request is not None else "query" not in arrays:
         raise InvalidInput("give either --query FILE.npy, perhaps with --key and --value, or --request FILE.json")
     body = {} if request is None else _json(request)
-    body |= {name: tensor_field(load_array(path)) for name, path in arrays.items()}
-    options = {} if request else {name: f"--{name}" for name in files}
+    body |= {name: tensor_field(load_array(path)) for name, path in arrays.items()} | given(**others or {})
+    fields = {**files, **(others or {})} if request is None else given(**others or {})
+    options = {name: f"--{name.replace('_', '-')}" for name in fields}
     added = [(_fields("--mask", "kind", text), f'--mask "{text}"') for text in masks or ()]
     if causal is not None:
         added.append(({"kind": "causal", "align": causal}, "--causal"))
@@ -66,7 +61,7 @@ def request_body(
         body["weights"], options["weights"] = _fields("--weights", "form", weights), "--weights"
     if body.get("encoding") in (None, "list"):  # how the answer writes its arrays: base64 keeps every digit
         body["encoding"] = "base64"
-    return Asked(body, options, request is not None)
+    return Asked(body, options)
 
 
 def _fields(option: str, first: str, text: str) -> dict[str, Any]:

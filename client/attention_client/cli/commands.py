@@ -20,7 +20,7 @@ from attention_client.cli.asking import SUFFIXES, URL, asking
 from attention_client.cli.case_file import errors, read_case, tolerance, widened
 from attention_client.cli.golden_vectors import VECTORS, golden_of
 from attention_client.cli.heat_map import asked_head, print_map, stored_head
-from attention_client.cli.readings import Found, found_in, readings_of
+from attention_client.cli.readings import found_in, readings_of
 from attention_client.cli.terminal import Screen, progress
 from attention_client.errors import ClientError, InvalidInput
 from attention_client.options import ClientOptions
@@ -132,10 +132,15 @@ def sdpa(
     api_key: ApiKey = None,
 ) -> None:
     """Compute attention on arrays of your own, without a layer."""
-    asked = request_body(request, {"query": query, "key": key, "value": value}, causal, mask, weights)
-    stage = None if scores is None else {"stage": scores}
-    asked = asked.and_given(layout=layout, num_heads=num_heads, num_kv_heads=num_kv_heads, scale=scale, softcap=softcap)
-    asked = asked.and_given(scores=stage, lse=lse or None)
+    others = {
+        "layout": layout,
+        "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads,
+        "scale": scale,
+        "softcap": softcap,
+    }
+    others |= {"scores": None if scores is None else {"stage": scores}, "lse": lse or None}
+    asked = request_body(request, {"query": query, "key": key, "value": value}, causal, mask, weights, others)
     with asking(url, api_key, asked.options) as ask:
         reply = ask(None, asked.body)
     reply.report(out, as_json=as_json)
@@ -196,12 +201,9 @@ def compare(
     """
     read = read_case(case)
     readings, output = readings_of(read, scale or []), read.tensors["output"]
-    screen, found = Screen(), list[Found]()
-    with asking(url, api_key) as ask, progress("readings", screen) as step:
-        for reading in readings:
-            found += found_in(ask, reading, output.dtype)
-            step()
-    found.sort()
+    screen = Screen()
+    with asking(url, api_key) as ask, progress("readings", screen) as counted:
+        found = sorted(one for reading in counted(readings) for one in found_in(ask, reading, output.dtype))
     limit = tolerance(widened(output), output.dtype)
     count = sum(one.absolute <= limit for one in found)
     screen.print(f"{case.name}, sha256 {read.sha256}", soft_wrap=True)
@@ -232,15 +234,14 @@ def golden(
     for one in made:
         one.write(out, seed)
     screen, shares = Screen(), []
-    with asking(url, api_key) as ask, progress(f"of {len(made)} vectors", screen) as step:
-        for one in made:
+    with asking(url, api_key) as ask, progress(f"of {len(made)} vectors", screen) as counted:
+        for one in counted(made):
             vector, reply = one.vector, ask(None, one.body())
             lse_dtype = "float64" if vector.dtype == "float64" else "float32"
             for name, reference, dtype in (("output", one.output, vector.dtype), ("lse", one.lse, lse_dtype)):
                 error, ulps = errors(reply.array(name, reference.shape).astype(float), reference, dtype)
                 shares.append((error / tolerance(reference, dtype), f"{name} of {vector.name}"))
                 screen.print(f"{vector.name:20} {name:6} max abs error {error:8.3g}, max ULP {ulps:.3g}")
-            step()
     share, where = max(shares)
     text = f"{len(made)} vectors in {out}; the largest error is {share:.3g} of its tolerance, {where}"
     screen.print(text, soft_wrap=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeAlias
 
 import typer
 from rich.console import Console
@@ -19,6 +19,7 @@ from rich.live import Live
 # Controls (C0, C1), what reorders text, line and paragraph separators, halves of characters, and what XML cannot hold.
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 PATIENCE_S = 2.0
+Counted: TypeAlias = Callable[[Iterable[Any]], Iterator[Any]]
 
 
 def printable(text: str) -> str:
@@ -42,20 +43,22 @@ def complain(message: str) -> None:
 
 
 @contextlib.contextmanager
-def progress(what: str, screen: Screen, clock: Callable[[], float] = time.monotonic) -> Iterator[Callable[[], None]]:
-    """Yield a function to call after each step; after two seconds a line counts them, only on a terminal, and then goes."""
-    began, steps = clock(), 0
+def progress(what: str, screen: Screen, clock: Callable[[], float] = time.monotonic) -> Iterator[Counted]:
+    """Yield a function that passes items on; after two seconds a line counts them, only on a terminal, and in the end it goes."""
+    began, done = clock(), 0
 
-    def step() -> None:
-        nonlocal steps
-        steps += 1
+    def counted(items: Iterable[Any]) -> Iterator[Any]:
+        nonlocal done
+        for item in items:
+            yield item
+            done += 1
 
     def shown() -> str:
         waited_s = clock() - began
-        return f"{steps} {what}, {waited_s:.0f} s" if waited_s > PATIENCE_S else ""
+        return f"{done} {what}, {waited_s:.0f} s" if waited_s > PATIENCE_S else ""
 
     # On the screen that is printed to, if a person sees it: lines are then printed above the count.
     watched = screen if screen.file.isatty() else Screen(stderr=True)
     live = Live(console=watched, get_renderable=shown, transient=True, redirect_stdout=False, redirect_stderr=False)
     with live if watched.file.isatty() else contextlib.nullcontext():
-        yield step
+        yield counted

@@ -117,10 +117,9 @@ def shown_by(stdout: io.StringIO, stderr: io.StringIO, seconds: float) -> tuple[
     clock = ManualClock()
     with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
         screen = Screen(force_terminal=stdout.isatty())
-        with progress("of 3 vectors", screen, clock.now) as step:
-            for _ in range(3):
+        with progress("of 3 vectors", screen, clock.now) as counted:
+            for _ in counted(range(3)):
                 screen.print("a line")
-                step()
                 clock.advance(seconds)
     return stdout.getvalue(), stderr.getvalue()
 
