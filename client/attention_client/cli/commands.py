@@ -132,14 +132,8 @@ def sdpa(
     api_key: ApiKey = None,
 ) -> None:
     """Compute attention on arrays of your own, without a layer."""
-    others = {
-        "layout": layout,
-        "num_heads": num_heads,
-        "num_kv_heads": num_kv_heads,
-        "scale": scale,
-        "softcap": softcap,
-    }
-    others |= {"scores": None if scores is None else {"stage": scores}, "lse": lse or None}
+    others: dict[str, Any] = {"layout": layout, "num_heads": num_heads, "num_kv_heads": num_kv_heads, "scale": scale}
+    others |= {"softcap": softcap, "scores": None if scores is None else {"stage": scores}, "lse": lse or None}
     asked = request_body(request, {"query": query, "key": key, "value": value}, causal, mask, weights, others)
     with asking(url, api_key, asked.options) as ask:
         reply = ask(None, asked.body)
