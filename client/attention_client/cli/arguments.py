@@ -25,7 +25,7 @@ class Asked(NamedTuple):
 def by_option(message: str, options: Mapping[str, str]) -> str:
     """Return an error's message in which the words of the command line stand for fields: where a clause begins, or after "in"."""
     fields = "|".join(re.escape(name) for name in sorted(options, key=len, reverse=True))
-    place = rf"(?:^|(?<=, )|(?<= in )|(?<=dtype of ))({fields})(?![\w\]])(\.(?=\w))?"
+    place = rf"(?:^|(?<=[,;] )|(?<= in )|(?<=dtype of ))({fields})(?![\w\]])(\.(?=\w))?"
     return re.sub(place, lambda found: options[found[1]] + ": " * bool(found[2]), message) if options else message
 
 

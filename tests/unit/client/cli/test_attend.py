@@ -451,7 +451,7 @@ def test_names_of_files_are_printed_as_they_are(files, name):
         (("show", "--weights", "w.npz", "--request", "w2.npy"), "either a layer or --weights"),
         (("show", "--weights", "w.npz", "--causal", "top_left"), "either a layer or --weights"),
         (("show", "--weights", "w.npz", "--mask", "causal"), "either a layer or --weights"),
-        (("show", "small", "--query", "q16.npy", "--head", 9), "^422 invalid: --head must be a number from 0 to 3$"),
+        (("show", "small", "--query", "q16.npy", "--head", 9), "^422 invalid: --head must be a number from 0 to 3"),
         (("show", "small", "--query", "w2.npy"), '^422 bad_shape: --query has 4 features, layer "small" takes 16$'),
         (("attend", "small", "--query", "q16.npy", "--key", "w2.npy"), "^422 bad_shape: --key has 4 features"),
         (("attend", "small", "--query", "whole.npy"), "^422 bad_dtype: the dtype of --query must be"),
