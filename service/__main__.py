@@ -2,11 +2,13 @@
 
 Invariants: For the first process of a container, the kernel drops a signal without a handler. So SIGTERM has a handler before
 the imports begin, for every command; `serve` replaces it. A closed standard stream is opened on /dev/null, here and in every
-child process; otherwise a file or socket would get its descriptor, and with it the output.
+child process; otherwise a file or socket would get its descriptor, and with it the output. What a command itself prints to a
+closed stdout raises OSError, so that a lost result is no success.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -25,6 +27,7 @@ def main() -> None:
 
 
 def _open_streams() -> None:
+    is_stdout_closed = sys.stdout is None
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             # It gets the lowest free descriptor, which is the closed one, and stays open until the process ends.
@@ -32,6 +35,8 @@ def _open_streams() -> None:
             os.set_inheritable(stream.fileno(), True)
             setattr(sys, name, stream)
             setattr(sys, f"__{name}__", stream)  # keeps the stream open if `sys.<name>` is replaced later
+    if is_stdout_closed:
+        sys.stdout = io.TextIOWrapper(io.FileIO(os.open(os.devnull, os.O_RDONLY), "w"), write_through=True)
 
 
 if __name__ == "__main__":

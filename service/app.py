@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator
+from operator import attrgetter
 from pathlib import Path
 
 import torch
@@ -22,13 +23,15 @@ from service.api.inference_routes import make_inference_router
 from service.api.openapi.pages import RootForBrowsers, make_docs_router
 from service.api.outer_middleware import OuterMiddleware, raise_again
 from service.api.routes import make_admin_router, make_layers_router, make_operations_router
+from service.errors import printable
 from service.http.asgi import Application
 from service.limits import hosts, rate_limiter
+from service.observability.line_writer import use_console
 from service.observability.logs import configure_logs
 from service.observability.metrics import Metrics
 from service.observability.telemetry import Telemetry
 from service.observability.tracing import RequestSpans
-from service.settings import listed, load_settings
+from service.settings import has_colours, is_console, listed, load_settings
 from service.worker.local_channel import LocalChannel
 from service.worker.service import Service
 
@@ -40,12 +43,14 @@ def create() -> Application:
     processes are its own. A fault ends the process with SIGTERM, so that the host replaces it.
     """
     settings, channel = load_settings(), LocalChannel()
+    if is_console(settings, is_terminal=(is_terminal := sys.stdout.isatty())):
+        use_console(colours=is_terminal and has_colours())
     configure_logs(settings.log_level, worker=0)
     torch.set_num_threads(settings.compute_threads)
 
     def leave(_: int) -> None:
         if channel.status.start_error:
-            sys.stderr.write(f"{channel.status.start_error}\n")
+            sys.stderr.write(printable(channel.status.start_error) + "\n")
         signal.raise_signal(signal.SIGTERM)
 
     service = Service(
@@ -99,6 +104,7 @@ def _application(service: Service) -> FastAPI:
         title="attention-service",
         version=__version__,
         summary="Multi-head attention layers of real models: batched, exact, with optional weights",
+        generate_unique_id_function=attrgetter("name"),  # of its function; generated clients have it
         openapi_url=None,  # and so no pages of FastAPI's; `openapi/pages.py` has ours
         lifespan=lifespan,
         redirect_slashes=False,  # a redirect would be built from the caller's Host header

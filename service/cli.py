@@ -1,11 +1,13 @@
 """Command line: `attention-service serve | health | layers | keys`.
 
-Invariants: A ServiceError prints one line on stderr and exits with code 1, never a traceback. A name that is not UTF-8
-is printed with backslash escapes. To keep help quick, heavy imports wait until a command needs them.
+Invariants: A ServiceError prints one line on stderr and exits with code 1, never a traceback. A name that is not UTF-8, and
+whatever else could control a terminal, is printed with backslash escapes. To keep help quick, heavy imports wait until a command
+needs them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
@@ -20,6 +22,7 @@ from service.commands.health import health
 from service.commands.keys import app as keys
 from service.commands.layers import app as layers
 from service.commands.serve import serve, worker
+from service.commands.terminal import say
 from service.errors import ServiceError
 
 # Typer does not export its copy of click; the base class of BadParameter is click's UsageError.
@@ -44,6 +47,7 @@ EXAMPLES = {
     ),
     "layers list": ("", "--layers-dir layers"),
     "layers check": ("gpt2-l0 gpt2/ --layer 0",),
+    "layers remove": ("gpt2-l0",),
     "keys new": ('--name "team a" >> keys.txt', "--role admin --name ops >> keys.txt"),
 }
 for prefix, group in (("", app), ("layers ", layers), ("keys ", keys)):
@@ -55,7 +59,7 @@ for prefix, group in (("", app), ("layers ", layers), ("keys ", keys)):
 
 def _print_version(is_asked: bool) -> None:
     if is_asked:
-        typer.echo(f"attention-service {__version__}")
+        say(f"attention-service {__version__}")
         raise typer.Exit
 
 
@@ -77,17 +81,19 @@ def main() -> None:
     except USAGE_ERROR as error:
         # Typer would print a box of several lines. Without arguments it has printed its help already.
         if message := error.format_message():
-            sys.stderr.write(f"attention-service: {message}\n")
+            say(f"attention-service: {message}", err=True)
         raise SystemExit(2) from None
     except (ServiceError, MemoryError) as error:
-        sys.stderr.write(f"attention-service: {getattr(error, 'message', 'the memory does not suffice')}\n")
+        say(f"attention-service: {getattr(error, 'message', 'the memory does not suffice')}", err=True)
         raise SystemExit(1) from None
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF):
             raise
         # Python writes the rest of stdout at its end, which would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.stderr.write(f"attention-service: a write failed: {error.strerror}\n")
+        reason = "stdout is closed" if error.errno == errno.EBADF else error.strerror
+        with contextlib.suppress(OSError):  # stderr may be the stream that failed
+            say(f"attention-service: a write failed: {reason}", err=True)
         raise SystemExit(1) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None

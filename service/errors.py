@@ -16,12 +16,14 @@ ServiceError
 Invariants: `code` is stable and part of the contract. A message states what was expected and what came, in words and numbers. In
 an answer it never repeats the caller's values, a path, or a library's text; on the command line it names the user's files. No
 status code lives here: `api/problems.py` has the table. The client has a tree of the same names, whose errors also carry the
-`status` and `request_id` of the answer. Only a Refused and EngineDown have `retry_after_s`.
+`status` and `request_id` of the answer. Only a Refused and EngineDown have `retry_after_s`. What the command line prints passes
+`printable`.
 """
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from typing import ClassVar
 
 
@@ -30,6 +32,7 @@ class ServiceError(Exception):
 
     code: ClassVar[str]
     retry_after_s: float | None = None
+    shown: str = ""
 
     def __init_subclass__(cls, *, code: str = "") -> None:
         cls.code = code or re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
@@ -55,13 +58,18 @@ class BadRequest(Malformed):
 class BadJson(Malformed):
     """The body is not valid JSON in UTF-8. Read the place in `detail`; JSON has no NaN and no Infinity."""
 
+    def __init__(self, message: str, *, param: str | None = None, shown: str = "") -> None:
+        """`shown` is the characters around the fault: an answer has them behind the message, a log line never."""
+        super().__init__(message, param=param)
+        self.shown = shown
+
 
 class JsonTooDeep(Malformed):
     """The JSON is nested deeper than `ATTENTION_MAX_JSON_DEPTH`. Nest it less; a request needs at most seven levels."""
 
 
 class DuplicateKey(Malformed):
-    """A JSON object has the same name twice. Send each field once."""
+    """A JSON object has the same name twice. Send each field once; `detail` has its name."""
 
 
 class BadEncoding(Malformed):
@@ -128,11 +136,13 @@ class TooLarge(Rejected): ...
 
 
 class BodyTooLarge(TooLarge):
-    """The body is larger than `ATTENTION_MAX_BODY_BYTES`. Send tensors as safetensors or in base64, or fewer sequences."""
+    """The body is larger than `ATTENTION_MAX_BODY_BYTES`. Send numbers in base64, base64 as safetensors, or fewer sequences."""
 
 
 class DecompressedTooLarge(TooLarge):
-    """The decompressed body exceeds `ATTENTION_MAX_BODY_BYTES`. Send tensors as safetensors or in base64, or fewer sequences."""
+    """The decompressed body exceeds `ATTENTION_MAX_BODY_BYTES`. Send numbers in base64, base64 as safetensors, or fewer
+    sequences.
+    """
 
 
 class CostLimit(TooLarge):
@@ -153,7 +163,9 @@ class NotServed(Rejected): ...
 
 
 class LayerNotFound(NotServed):
-    """No layer of that name is served. GET /v1/layers lists the names; `attention-service layers import` adds one."""
+    """No layer of that name is served. GET /v1/layers lists the names; `attention-service layers import` stores one in the layer
+    directory; a restart, or PUT /v1/layers/{layer} with an admin key, serves it.
+    """
 
 
 class RouteNotFound(NotServed, code="not_found"):
@@ -263,3 +275,19 @@ def raised_kinds(*branches: type[ServiceError]) -> list[type[ServiceError]]:
     """Return the classes of these branches that are raised, in the order of this file: those with a docstring."""
     kinds = [kind for kind in globals().values() if isinstance(kind, type) and issubclass(kind, branches)]
     return [kind for kind in kinds if kind.__doc__]
+
+
+# Zero-width joiners: several scripts and emoji need them, and they move no other character.
+_JOINERS = "\u200c\u200d"
+
+
+def printable(text: str) -> str:
+    """Return one line that is safe for a terminal: characters that control it, end a line or change the direction are escaped.
+
+    Text of a file, a server or a caller could otherwise hide our words or forge a second message.
+    """
+    if text.isprintable():
+        return text
+    harmful = {char for char in set(text) if unicodedata.category(char) in ("Cc", "Cf", "Cs", "Zl", "Zp")}
+    escapes = {ord(char): char.encode("unicode_escape").decode() for char in harmful.difference(_JOINERS)}
+    return text.translate(escapes)

@@ -203,6 +203,9 @@ class Settings(BaseSettings):
     `otel`"""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """lowest severity of the log lines that workers write; the supervisor writes all of its few"""
+    log_format: Literal["auto", "console", "json"] = "auto"
+    """form of the log lines: console = for a person, with colours on a terminal unless `NO_COLOR` is set; json = one object a
+    line; auto = console if stdout is a terminal, else json"""
 
 
 class SettingsError(ServiceError, code="bad_settings"):
@@ -212,12 +215,15 @@ class SettingsError(ServiceError, code="bad_settings"):
 def load_settings(**overrides: object) -> Settings:
     """Return the environment's settings, overridden by those of the command line (None = not given); raises SettingsError."""
     _check_names()
+    given = {name: value for name, value in overrides.items() if value is not None}
     try:
-        return Settings(**{name: value for name, value in overrides.items() if value is not None})  # type: ignore[arg-type]
+        return Settings(**given)  # type: ignore[arg-type]
     except ValidationError as error:
         first = error.errors()[0]
-        name = "_".join(str(part) for part in first["loc"]).upper()
-        raise SettingsError(f"{ENV_PREFIX}{name}: {first['msg'].removeprefix('Value error, ')}") from None
+        name = "_".join(str(part) for part in first["loc"])
+        # What the user has to correct: the option of the command, with its value, or the variable.
+        origin = f"--{name.replace('_', '-')} {given[name]}" if name in given else f"{ENV_PREFIX}{name.upper()}"
+        raise SettingsError(f"{origin}: {first['msg'].removeprefix('Value error, ')}") from None
 
 
 def _check_names() -> None:
@@ -250,6 +256,16 @@ def child_environment(settings: Settings) -> dict[str, str]:
     threads = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": str(settings.compute_threads)}
     paths = {} if Path(__file__).parents[1].samefile(os.curdir) else {"PYTHONSAFEPATH": "1"}
     return {**threads, **inherited, **named, **paths}
+
+
+def is_console(settings: Settings, *, is_terminal: bool) -> bool:
+    """Return whether log lines are in the form `console`."""
+    return settings.log_format == "console" or (is_terminal and settings.log_format == "auto")
+
+
+def has_colours() -> bool:
+    """Return whether a terminal shows colours (https://no-color.org)."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def is_loopback(host: str) -> bool:

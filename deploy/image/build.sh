@@ -26,7 +26,7 @@ argument SOURCE "${SOURCE:-}"
 argument CREATED "$(date --utc --date="@${SOURCE_DATE_EPOCH:-$(date +%s)}" +%Y-%m-%dT%H:%M:%SZ)"
 
 if [ "$BUILDER" = docker ]; then
-    docker build "${arguments[@]}" .
+    docker build --platform linux/amd64 "${arguments[@]}" .  # the locks have the hashes of torch for x86-64
     docker image inspect --format '{{.Size}}' "$IMAGE"
 else
     for volume in ${VOLUMES:-}; do arguments+=(--volume "$volume"); done

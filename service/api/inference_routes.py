@@ -75,24 +75,24 @@ def make_inference_router(service: ServiceView) -> APIRouter:
 
     @router.get("/v2", summary="The server and its extensions")
     @router.get("/v2/", include_in_schema=False)
-    async def server() -> ServerMetadata:
+    async def server_metadata() -> ServerMetadata:
         return ServerMetadata(name="attention-service", version=__version__, extensions=EXTENSIONS)
 
     @router.get("/v2/health/live", summary="The process runs")
-    async def live() -> ServerLive:
+    async def server_live() -> ServerLive:
         return ServerLive(live=True)
 
     @router.get("/v2/health/ready", summary="Every layer answers", responses=_NOT_READY)
-    async def ready() -> ServerReady:
+    async def server_ready() -> ServerReady:
         check_ready(service)
         return ServerReady(ready=True)
 
     @router.get("/v2/models/stats", summary="Statistics of every model", responses=_NOT_READY)
-    async def all_stats() -> Response:
+    async def all_model_stats() -> Response:
         return _statistics_answer(*(await statistics.get()).values())
 
     @router.post("/v2/repository/index", summary="The models that are served", responses=_NOT_READY)
-    async def index() -> JSONResponse:
+    async def repository_index() -> JSONResponse:
         state = {"version": VERSION, "state": "READY", "reason": ""}
         return JSONResponse([{"name": model.name, **state} for model in service.catalog.models()])
 
@@ -115,33 +115,34 @@ def _statistics_answer(*stats: bytes) -> Response:
 def _add_inference_routes(router: APIRouter, service: ServiceView, statistics: Throttle[dict[str, bytes]]) -> None:
     """Add each route with and without the version in its path."""
 
-    async def metadata(request: Request) -> ModelMetadata:
+    async def model_metadata(request: Request) -> ModelMetadata:
         return _metadata(find_model(service.catalog, request.path_params))
 
-    async def is_ready(request: Request) -> ModelReady:
+    async def model_ready(request: Request) -> ModelReady:
         model = find_model(service.catalog, request.path_params)
         check_ready(service)
         return ModelReady(name=model.name, ready=True)
 
-    async def config(request: Request) -> JSONResponse:
+    async def model_config(request: Request) -> JSONResponse:
         model = find_model(service.catalog, request.path_params)
         max_batch_size = 0 if isinstance(model, ServedAttention) else service.describe(model).limits.sequences
         return JSONResponse(_config(model, max_batch_size))
 
-    async def stats(request: Request) -> Response:
+    async def model_stats(request: Request) -> Response:
         name = find_model(service.catalog, request.path_params).name
         # The layer may have been unloaded meanwhile.
         return _statistics_answer((await statistics.get()).get(name) or orjson.dumps(_stats(name, LayerTotals())))
 
     routes = (
-        ("", metadata, "A model's inputs and outputs"),
-        ("/ready", is_ready, "The model answers"),
-        ("/config", config, "A model's configuration, as load generators read it"),
-        ("/stats", stats, "What a model has done, over all processes"),
+        ("", model_metadata, "A model's inputs and outputs"),
+        ("/ready", model_ready, "The model answers"),
+        ("/config", model_config, "A model's configuration, as load generators read it"),
+        ("/stats", model_stats, "What a model has done, over all processes"),
     )
     for tail, endpoint, summary in routes:
-        for path in (f"/v2/models/{{layer}}{tail}", f"/v2/models/{{layer}}/versions/{{version}}{tail}"):
-            router.get(path, summary=summary, responses=_NO_MODEL)(endpoint)
+        for version, suffix in (("", ""), ("/versions/{version}", "_version")):
+            path, name = f"/v2/models/{{layer}}{version}{tail}", f"{endpoint.__name__}{suffix}"
+            router.get(path, name=name, summary=summary, responses=_NO_MODEL)(endpoint)
 
 
 def _tensors(names: str, rank: int, last_size: int = _ANY, datatype: str = "FP32") -> list[TensorMetadata]:

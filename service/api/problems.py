@@ -96,7 +96,7 @@ def is_inference(path: str) -> bool:
 def render(error: ServiceError, request_id: str, *, as_inference: bool = False) -> Problem:
     """Return the response to an error as problem details, or as the Open Inference Protocol has it."""
     status = status_of(type(error), INFERENCE_STATUS if as_inference else STATUS)
-    detail = error.message[:MAX_DETAIL_BYTES]
+    detail = f"{error.message}{error.shown}"[:MAX_DETAIL_BYTES]
     while len(orjson.dumps(detail)) > len(b'""') + MAX_DETAIL_BYTES:  # as JSON, a character takes up to six bytes
         detail = detail[: len(detail) // 2]
     if as_inference:

@@ -40,7 +40,7 @@ class LayerLimits(BaseModel):
     timeout_ms: int = Field(description="the longest deadline")
 
 
-class NumericsAnswer(BaseModel):
+class Numerics(BaseModel):
     """Bits are promised on one such fingerprint, not across machines; `least_rows` is of the layer, by its self-check."""
 
     isa: str = Field(description="widest instruction set that products use, or the GPU")
@@ -51,7 +51,7 @@ class NumericsAnswer(BaseModel):
     least_rows: int = Field(description="of a matrix product: fewer are filled up with zeros")
 
 
-class LayerAnswer(BaseModel):
+class Layer(BaseModel):
     """One served layer; widths in features. `batching` is "packed", or "sequential" where the self-check asked for it."""
 
     name: str = Field(description="as in the path")
@@ -72,15 +72,15 @@ class LayerAnswer(BaseModel):
     extra_keys: int = Field(description="columns that it appends to the keys")
     stored_dtype: str = Field(description="of its file")
     batching: str = Field(description="how its batches are computed")
-    numerics: NumericsAnswer = Field(description="what the bits depend on")
+    numerics: Numerics = Field(description="what the bits depend on")
     limits: LayerLimits = Field(description="what one request may have")
 
 
-class LayersAnswer(BaseModel):
-    layers: list[LayerAnswer] = Field(description="by name")
+class LayerList(BaseModel):
+    layers: list[Layer] = Field(description="by name")
 
 
-class HealthAnswer(BaseModel):
+class Health(BaseModel):
     status: str = Field(description="ok, or ready")
 
 
@@ -91,7 +91,7 @@ class ServiceView(Protocol):
 
     @property
     def catalog(self) -> Catalog: ...
-    def describe(self, layer: ServedLayer) -> LayerAnswer: ...
+    def describe(self, layer: ServedLayer) -> Layer: ...
     def why_not_ready(self) -> str | None: ...
     async def metrics_text(self) -> bytes: ...
     async def layer_totals(self) -> dict[str, LayerTotals]: ...
@@ -138,15 +138,15 @@ def make_operations_router(service: ServiceView) -> APIRouter:
     router = APIRouter(tags=["operations"])
 
     @router.get("/healthz", summary="The process runs")
-    async def healthz() -> HealthAnswer:
-        return HealthAnswer(status="ok")
+    async def healthz() -> Health:
+        return Health(status="ok")
 
     @router.get(
         "/readyz", summary="Every layer has answered a real forward pass lately, in every process", responses=_NOT_READY
     )
-    async def readyz() -> HealthAnswer:
+    async def readyz() -> Health:
         check_ready(service)
-        return HealthAnswer(status="ready")
+        return Health(status="ready")
 
     @router.get("/metrics", summary="Prometheus metrics, summed over processes", response_class=Response)
     async def metrics() -> Response:
@@ -163,7 +163,7 @@ def make_layers_router(service: ServiceView) -> APIRouter:
         texts = (service.describe(layer).model_dump_json().encode() for layer in catalog.layers.values())
         return b'{"layers":[' + b",".join(texts) + b"]}"
 
-    @router.get("/v1/layers", summary="What is served", response_model=LayersAnswer, responses=_NOT_READY)
+    @router.get("/v1/layers", summary="What is served", response_model=LayerList, responses=_NOT_READY)
     async def list_layers() -> Response:
         catalog = service.catalog
         # The reference is weak: a catalog kept here would keep the tensors of unloaded layers.
@@ -171,7 +171,7 @@ def make_layers_router(service: ServiceView) -> APIRouter:
         return Response(content, media_type="application/json")
 
     @router.get("/v1/layers/{layer}", summary="One layer: widths, heads, digest, numerics, limits", responses=_NO_LAYER)
-    async def get_layer(layer: str) -> LayerAnswer:
+    async def get_layer(layer: str) -> Layer:
         return service.describe(service.catalog.get(layer))
 
     return router
@@ -184,9 +184,9 @@ def make_admin_router(service: ServiceView) -> APIRouter:
         "/v1/layers/{layer}",
         summary="Load a layer from the layer directory, or replace it",
         description=_PUT,
-        responses={201: {"description": "the layer is new", "model": LayerAnswer}, **_NOT_LOADED},
+        responses={201: {"description": "the layer is new", "model": Layer}, **_NOT_LOADED},
     )
-    async def put_layer(request: Request, response: Response, layer: str) -> LayerAnswer:
+    async def put_layer(request: Request, response: Response, layer: str) -> Layer:
         served, is_new = await _unless_disconnected(request.receive, service.put_layer(layer))
         response.status_code = 201 if is_new else 200
         return service.describe(served)
@@ -199,7 +199,7 @@ def make_admin_router(service: ServiceView) -> APIRouter:
         response_class=Response,
         responses=_NOT_UNLOADED,
     )
-    async def drop_layer(request: Request, layer: str) -> Response:
+    async def delete_layer(request: Request, layer: str) -> Response:
         await _unless_disconnected(request.receive, service.drop_layer(layer))
         return Response(status_code=204)
 

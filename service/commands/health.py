@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import typer
 
+from service.commands.terminal import say
 from service.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -39,7 +40,8 @@ def health(
 ) -> None:
     """Ask /readyz: exit code 0 = ready, 1 = not."""
     is_ready, message = ask(service_url(url), timeout_s)
-    typer.echo(message, err=not is_ready)
+    with contextlib.suppress(OSError):  # a closed stdout does not make a service unready
+        say(message, err=not is_ready)
     raise typer.Exit(0 if is_ready else 1)
 
 
@@ -65,25 +67,27 @@ def ask(url: str, timeout_s: float) -> tuple[bool, str]:
     from http.client import HTTPException
 
     try:
-        with contextlib.closing(_connection(url, timeout_s)) as connection:
+        with contextlib.closing(connection_to(url, timeout_s)) as connection:
             connection.request("GET", urlsplit(url).path.rstrip("/") + "/readyz")
             answer = connection.getresponse()
             body = answer.read(_MAX_ANSWER_BYTES)
     except (OSError, HTTPException) as error:
         why = getattr(error, "strerror", None) or type(error).__name__
         return False, f"not ready: no answer from {url.rpartition('@')[2]} ({why})"  # no password
-    is_ready = answer.status == _READY and _text(body, "status") == "ready"  # another server may answer 200 too
-    return is_ready, "ready" if is_ready else f"not ready: {answer.status} {_text(body, 'detail')}".rstrip()
+    is_ready = answer.status == _READY and text_of(body, "status") == "ready"  # another server may answer 200 too
+    return is_ready, "ready" if is_ready else f"not ready: {answer.status} {text_of(body, 'detail')}".rstrip()
 
 
-def _connection(url: str, timeout_s: float) -> HTTPConnection:
+def connection_to(url: str, timeout_s: float, *, has_secret: bool = False) -> HTTPConnection:
+    """Return a connection that is not yet open; with a secret it verifies the service's certificate. Raises InvalidInput."""
     import http.client
     import ssl
 
-    # The certificate has the service's public name, not the address used here; the request has no secret.
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
+    context = ssl.create_default_context() if has_secret else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if not has_secret:
+        # The certificate has the service's public name, not the address used here.
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
     secure = functools.partial(http.client.HTTPSConnection, context=context)
     kinds: dict[str, Callable[..., HTTPConnection]] = {"http": http.client.HTTPConnection, "https": secure}
     try:
@@ -95,7 +99,7 @@ def _connection(url: str, timeout_s: float) -> HTTPConnection:
         raise InvalidInput(f"--url must be like http://127.0.0.1:8000, not {url.rpartition('@')[2]}") from None
 
 
-def _text(body: bytes, name: str) -> str:
+def text_of(body: bytes, name: str) -> str:
     """Return a text of a JSON object if it is printable, else an empty one."""
     import json
 

@@ -1,15 +1,21 @@
 """`keys new` command: makes an API key and the keys-file line that allows it.
 
-Invariants: The key is printed once, to stderr, and stored nowhere. Only the line goes to stdout, so that `>>` appends it.
+Invariants: The key is printed once, to stderr, and stored nowhere. Only the line goes to stdout, so that `>>` appends it. There
+is no line for a key that could not be printed.
 """
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from service.commands.terminal import say
 from service.errors import InvalidInput
+
+STDERR = 2
 
 app = typer.Typer(help="Make API keys.", no_args_is_help=True)
 
@@ -31,6 +37,8 @@ def new(
         raise InvalidInput("--role must be infer or admin")
     if not name.isprintable():
         raise InvalidInput("--name must be one line of printable characters")
+    if os.path.samestat(os.fstat(STDERR), Path(os.devnull).stat()):  # where `__main__.py` opens a closed one
+        raise InvalidInput("the key is printed to stderr, which is closed or /dev/null; it would be lost")
     secret = new_secret()
-    typer.echo(secret, err=True)
-    typer.echo(line_for(secret, Role(role)) + (f"  # {name}" if name else ""))
+    say(secret, err=True)
+    say(line_for(secret, Role(role)) + (f"  # {name}" if name else ""))

@@ -1,26 +1,30 @@
-"""`layers import | list | check` commands: manage stored layers from the terminal.
+"""`layers import | list | check | remove` commands: manage stored layers from the terminal.
 
 Invariants: A layer is checked completely before it is stored, and replaces another one only with `--replace`. `import` and
 `check` run the layer in float32 on the CPU, and compare it with a float64 reference on the source's own tensors. Progress goes to
-stderr, results to stdout.
+stderr, results to stdout. A running service is asked only with `--url`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from service.attention.spec import MAX_HEADS, MAX_SCALE, MIN_SCALE
+from service.commands.layer_admin import admin_of, curl
+from service.commands.terminal import console, say, steps
 from service.errors import LayerError, LayerMissing
-from service.layers.wording import about
+from service.layers.wording import about, bounded
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from service.layers.store import StoredLayer
+    from service.attention.spec import LayerSpec
+    from service.layers.store import Store, StoredLayer
 
 CHECK_ROWS = 24
 CHECK_SEED = 7
@@ -33,6 +37,7 @@ SDPA = "sdpa"
 _DTYPES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
 
 LAYERS_DIR = Path(".layers")  # the setting's default; an import of the settings takes 0.3 s
+SUFFIX = ".safetensors"
 LayersDir = Annotated[
     Path, typer.Option("--layers-dir", envvar="ATTENTION_LAYERS_DIR", help="directory of stored layers")
 ]
@@ -40,20 +45,41 @@ Source = Annotated[Path, typer.Argument(help=".safetensors, directory with confi
 Number = Annotated[int | None, typer.Option("--layer", help="number of the layer in the checkpoint")]
 Prefix = Annotated[str | None, typer.Option("--prefix", help="the layer's key prefix, instead of --layer")]
 Family = Annotated[str | None, typer.Option("--family", help="naming scheme of the keys; default: detected")]
-Heads = Annotated[int | None, typer.Option("--heads", help="number of heads, if the source does not record it")]
+Heads = Annotated[
+    int | None,
+    typer.Option("--heads", min=1, max=MAX_HEADS, help="number of heads, if the source does not record it"),
+]
 ZeroAttn = Annotated[bool, typer.Option("--add-zero-attn", help="the layer was made with add_zero_attn=True")]
-Scale = Annotated[float | None, typer.Option("--scale", help="multiplier of query·key; default 1/sqrt(head width)")]
+
+
+def _checked_scale(value: float | None) -> float | None:
+    if value is not None and not MIN_SCALE <= value <= MAX_SCALE:
+        raise typer.BadParameter(f"{value:g} must be above 0, and in float32 neither 0 nor infinite")
+    return value
+
+
+Scale = Annotated[
+    float | None,
+    typer.Option("--scale", callback=_checked_scale, help="multiplier of query·key; default 1/sqrt(head width)"),
+]
 Map = Annotated[list[str] | None, typer.Option("--map", help="the keys: query=KEY key=KEY value=KEY output=KEY")]
+Ignore = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--ignore", help="a key of the module that does not change attention, or a beginning that ends in a dot"
+    ),
+]
 Fused = Annotated[str | None, typer.Option("--fused", help="qkv: one key holds all three: --map qkv=KEY output=KEY")]
 
-app = typer.Typer(help="Import, list and check layers.", no_args_is_help=True)
+Url = Annotated[
+    str | None,
+    typer.Option("--url", help="address of a running service, which makes the change at once; needs an admin key"),
+]
+ApiKey = Annotated[
+    str | None, typer.Option("--api-key", envvar="ATTENTION_CLIENT_KEY", help="the admin key, for --url")
+]
 
-
-def console(*, stderr: bool = False) -> Console:
-    """Return a console that prints text as it is: brackets and colons in the names of files are no markup."""
-    from rich.console import Console  # it takes 0.1 s to import
-
-    return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
+app = typer.Typer(help="Import, list, check and remove layers.", no_args_is_help=True)
 
 
 def separated(context: typer.Context, given: list[str], maps: list[str] | None) -> tuple[list[str], list[str]]:
@@ -81,52 +107,111 @@ def import_(
     scale: Scale = None,
     map_: Map = None,
     fused: Fused = None,
+    ignore: Ignore = None,
     replace: Annotated[bool, typer.Option("--replace", help="overwrite another layer of this name")] = False,
+    url: Url = None,
+    api_key: ApiKey = None,
     layers_dir: LayersDir = LAYERS_DIR,
 ) -> None:
     """Import one attention layer of a checkpoint into the layer directory."""
     chosen: Any = dict(layer=layer, prefix=prefix, family=family, heads=heads, add_zero_attn=add_zero_attn, scale=scale)
+    chosen["ignore"] = ignore or ()
     (path,), pairs = separated(context, [str(source)], map_)
-    with console(stderr=True).status("importing …"):
-        from service.layers.families import FAMILIES
-        from service.layers.importer import import_layer  # torch takes seconds to import
-        from service.layers.key_map import parse_key_map
+    _check_name(name, "--name")
+    admin = admin_of(url, api_key, layers_dir)
+    with steps() as step:
+        stored = _imported(step, path, name=name, pairs=pairs, fused=fused, **chosen)
+        parity, is_new = _save(stored, layers_dir, step, replace=replace)
+    for line in _about(stored, parity):
+        say(line)
+    file = layers_dir / f"{name}{SUFFIX}"
+    say(f"{name}: wrote {file}" if is_new else f"{name}: {file} holds it already")
+    if admin is None:
+        say(f"{name}: a running service serves it after a restart, or {curl('PUT', name)}")
+        return
+    with steps() as step, about(f'"{name}" is stored, but {admin.where} does not serve it'):
+        step(f"waiting for {admin.where} to load it")
+        admin.load(name, stored.digest)
+    say(f"{name}: {admin.where} serves it now, {stored.digest[:19]}…")
 
-        stored = import_layer(path, name=name, key_map=parse_key_map(pairs, fused), **chosen)
-        parity = _save(stored, layers_dir, replace=replace)
+
+def _check_name(name: str, option: str) -> None:
+    """Raise LayerError unless a layer may have the name; the store checks it too, but its import takes seconds."""
+    if NAME.fullmatch(name) is None or name == SDPA:
+        rule = "1 to 64 of a-z, 0-9, dot, underscore and hyphen, beginning with a letter or a digit, and not sdpa"
+        raise LayerError(f"{option} must be {rule}")
+
+
+def _imported(
+    step: Callable[[str], None], path: str, *, name: str, pairs: list[str], fused: str | None, **chosen: Any
+) -> StoredLayer:
+    step("loading torch")
+    from service.layers.importer import import_layer  # torch takes seconds to import
+    from service.layers.key_map import parse_key_map
+
+    size = f" ({_size(Path(path).stat().st_size)})" if Path(path).is_file() else ""
+    step(f"reading {Path(path).name}{size}")
+    return import_layer(path, name=name, key_map=parse_key_map(pairs, fused), **chosen)
+
+
+def _size(count: int) -> str:
+    from rich.filesize import decimal
+
+    return decimal(count)
+
+
+def _about(stored: StoredLayer, parity: str) -> Iterator[str]:
+    """Yield what an import found, line by line."""
+    from service.layers.families import FAMILIES
+
     spec, dtype = stored.spec, str(stored.dtype).removeprefix("torch.")
     sizes = f"{spec.query_width} wide, {spec.num_heads} heads of {spec.head_width}"
-    typer.echo(f"{name}: family {stored.family}, {sizes}, {dtype}, {stored.digest[:19]}…")
-    typer.echo(f"{name}: parity with float64: {parity}")
+    yield f"{stored.name}: family {stored.family}, {sizes}, {dtype}, {stored.digest[:19]}…"
+    yield f"{stored.name}: parity with float64: {parity}"
     if any(known.is_causal for known in FAMILIES if known.name == stored.family):
-        typer.echo(f'{name}: its model masks the future; send "masks": [{{"kind": "causal"}}] with each request')
+        yield f'{stored.name}: its model masks the future; send "masks": [{{"kind": "causal"}}] with each request'
 
 
-def _save(stored: StoredLayer, layers_dir: Path, *, replace: bool) -> str:
-    """Store the layer, and return its parity in words.
+def _save(stored: StoredLayer, layers_dir: Path, step: Callable[[str], None], *, replace: bool) -> tuple[str, bool]:
+    """Store the layer; return its parity in words, and whether it was written or was there already.
 
-    Raises LayerError if it has none or, without `replace`, if another layer or file has its name.
+    Raises LayerError if it has no parity or, without `replace`, if another layer or file has its name.
     """
-    from service.layers.store import Store
+    from service.layers.store import LayerExists, Store
 
     store = Store(layers_dir)
-    try:
-        held = None if replace or not layers_dir.is_dir() else store.load(stored.name)
-    except LayerMissing:
-        held = None
-    except LayerError as error:
-        raise LayerError(f"{error.message}; --replace overwrites the file") from error
-    if held is not None and held.digest != stored.digest:
-        raise LayerError(
-            f'layer "{stored.name}" exists with other tensors or options, from {held.source}; '
-            "choose another --name, or overwrite it with --replace"
-        )
+    is_new = replace or not layers_dir.is_dir() or not _holds(store, stored)
+    step("comparing it with float64")
     with about(f'layer "{stored.name}" is not stored'):
         is_close, parity = _parity(stored, stored)
         if not is_close:
             raise LayerError(f"float32 is too far from its float64 reference, {parity}")
-    store.save(stored)
-    return parity
+    if is_new:
+        step(f"writing {_size(sum(tensor.nbytes for tensor in stored.tensors.values()))}")
+        try:
+            with about(f"--layers-dir {layers_dir}"):
+                store.save(stored, replace=replace)
+        except LayerExists as error:  # another import was faster
+            if not _holds(store, stored):
+                raise LayerError(f"{error.message}; --replace overwrites it") from None
+            is_new = False
+    return parity, is_new
+
+
+def _holds(store: Store, layer: StoredLayer) -> bool:
+    """Return whether the layer is stored already; raise LayerError if another layer, or a file that is none, has its name."""
+    try:
+        held = store.load(layer.name)
+    except LayerMissing:
+        return False
+    except LayerError as error:
+        raise LayerError(f"{error.message}; --replace overwrites the file") from error
+    if held.digest != layer.digest:
+        raise LayerError(
+            f'layer "{layer.name}" exists with other tensors or options, from {held.source}; '
+            "choose another --name, or overwrite it with --replace"
+        )
+    return True
 
 
 @app.command("list")
@@ -142,20 +227,24 @@ def list_(layers_dir: LayersDir = LAYERS_DIR) -> None:
     for column in ("name", "width", "heads", "dtype", "family", "digest", "source"):
         # Only the source is cut to the width of the terminal.
         table.add_column(column, no_wrap=True, ratio=1 if column == "source" else None)
-    try:
-        files = sorted(path for path in layers_dir.iterdir() if path.suffix == ".safetensors" and path.name[0] != ".")
-    except OSError as error:
-        raise LayerError(f"the layer directory {layers_dir} cannot be read: {error.strerror}") from None
-    for path in files:
+    for path in _files(layers_dir):
         try:
             table.add_row(path.stem, *_row(path))
         except LayerError as error:
             failures.append(f'layer "{path.stem}": {error.message}')
     console().print(table, highlight=True)
     for failure in failures:
-        console(stderr=True).print(failure, soft_wrap=True)
+        say(failure, err=True)
     if failures:
         raise typer.Exit(1)
+
+
+def _files(layers_dir: Path) -> list[Path]:
+    """Return the files of the directory that have the suffix of a layer, sorted; raises LayerError."""
+    try:
+        return sorted(path for path in layers_dir.iterdir() if path.suffix == SUFFIX and path.name[0] != ".")
+    except OSError as error:
+        raise LayerError(f"the layer directory {layers_dir} cannot be read: {error.strerror}") from None
 
 
 def _row(path: Path) -> tuple[str, ...]:
@@ -195,25 +284,68 @@ def check(
     scale: Scale = None,
     map_: Map = None,
     fused: Fused = None,
+    ignore: Ignore = None,
     layers_dir: LayersDir = LAYERS_DIR,
 ) -> None:
     """Compare a stored layer with its source: print the largest absolute errors of output and weights."""
     chosen: Any = dict(layer=layer, prefix=prefix, family=family, heads=heads, add_zero_attn=add_zero_attn, scale=scale)
+    chosen["ignore"] = ignore or ()
     (name, path), pairs = separated(context, [name, str(source)], map_)
-    with console(stderr=True).status("checking …"):
-        from service.layers.importer import import_layer
-        from service.layers.key_map import parse_key_map
+    _check_name(name, "NAME")
+    with steps() as step:
+        step(f"reading layer {name}")
         from service.layers.store import Store
 
         stored = Store(layers_dir).load(name)
-        origin = import_layer(path, name=name, key_map=parse_key_map(pairs, fused), **chosen)
-    if stored.spec != origin.spec:
-        raise LayerError("the stored layer and the source differ in their widths, heads, scale or biases")
-    is_close, parity = _parity(stored, origin)
+        origin = _imported(step, path, name=name, pairs=pairs, fused=fused, **chosen)
+        if differences := _differences(stored.spec, origin.spec):
+            raise LayerError(f"the stored layer is not that of the source: {differences}")
+        step("comparing them")
+        is_close, parity = _parity(stored, origin)
     same = "the same digest" if stored.digest == origin.digest else "another digest"
-    typer.echo(f"{name}: {parity}; {same}: {'parity' if is_close else 'NO PARITY'}")
+    say(f"{name}: {parity}; {same}: {'parity' if is_close else 'NO PARITY'}")
     if not is_close:
         raise typer.Exit(1)
+
+
+def _differences(stored: LayerSpec, origin: LayerSpec) -> str:
+    """Return each field in which the two differ, with both values."""
+
+    def values(spec: LayerSpec) -> dict[str, object]:
+        found = {**dataclasses.asdict(spec), "biases": ", ".join(spec.biases) or "none"}
+        return {name.removeprefix("num_").replace("_", " "): value for name, value in found.items()}
+
+    theirs = values(origin)
+    pairs = ((name, value, theirs[name]) for name, value in values(stored).items())
+    return "; ".join(f"{name}: {ours} stored, {other} in the source" for name, ours, other in pairs if ours != other)
+
+
+@app.command()
+def remove(
+    name: Annotated[str, typer.Argument(help="name of a stored layer")],
+    url: Url = None,
+    api_key: ApiKey = None,
+    layers_dir: LayersDir = LAYERS_DIR,
+) -> None:
+    """Delete a stored layer; with --url, a running service first stops serving it."""
+    _check_name(name, "NAME")
+    admin, file = admin_of(url, api_key, layers_dir), layers_dir / f"{name}{SUFFIX}"
+    if file not in (files := _files(layers_dir)):
+        known = bounded(", ".join(path.stem for path in files)) or "none"
+        raise LayerError(f'the layer directory {layers_dir} has no layer "{name}"; it has {known}')
+    with about(f"{file} is not removed"):
+        _row(file)
+        if admin is not None:
+            with about(f"{admin.where} still serves it"):
+                was_served = admin.unload(name)
+            say(f"{name}: {admin.where} {'no longer serves it' if was_served else 'does not serve it'}")
+        try:
+            file.unlink()
+        except OSError as error:
+            raise LayerError(str(error.strerror)) from None
+    say(f"{name}: removed {file}")
+    if admin is None:
+        say(f"{name}: a running service serves it until a restart, or {curl('DELETE', name)}")
 
 
 def _parity(stored: StoredLayer, origin: StoredLayer) -> tuple[bool, str]:

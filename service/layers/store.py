@@ -83,6 +83,10 @@ class StoredLayer:
         return self.tensors["query.weight"].dtype
 
 
+class LayerExists(LayerError):
+    """The directory has a file of the layer's name."""
+
+
 def check_name(name: str) -> None:
     """Raise LayerError, without repeating the name, unless a layer may have it."""
     if NAME.fullmatch(name) is None:
@@ -149,8 +153,11 @@ class Store:
         ):
             return _decode(name, file, self.max_bytes)
 
-    def save(self, layer: StoredLayer) -> Path:
-        """Write or replace the layer's file; a crash leaves the old file, or none."""
+    def save(self, layer: StoredLayer, *, replace: bool = True) -> Path:
+        """Write or replace the layer's file; a crash leaves the old file, or none.
+
+        Without `replace` raise LayerExists if the name is taken; of several that are saved at once, one is stored.
+        """
         path = self.directory / f"{layer.name}{SUFFIX}"
         temporary = self.directory / f".{layer.name}.{secrets.token_hex(8)}.tmp"
         try:
@@ -160,7 +167,7 @@ class Store:
                     file.write(_encode(layer))
                     file.flush()
                     os.fsync(file.fileno())
-                temporary.replace(path)
+                _place(temporary, path, replace=replace)
             finally:
                 temporary.unlink(missing_ok=True)
             _sync_directory(self.directory)
@@ -221,6 +228,23 @@ def _decode(name: str, file: io.BufferedReader, max_bytes: int | None) -> Stored
     if layer.digest != texts["digest"]:
         raise LayerError("the recorded digest does not match the tensors and the spec: the file was changed")
     return layer
+
+
+def _place(temporary: Path, path: Path, *, replace: bool) -> None:
+    """Give the file its final name; without `replace` only if that is free, which the file system decides."""
+    if replace:
+        temporary.replace(path)
+        return
+    try:
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without hard links: for a moment the name belongs to an empty file
+            path.open("xb").close()
+            temporary.replace(path)
+    except FileExistsError as error:
+        raise LayerExists("a file has the name of the layer") from error
 
 
 def _sync_directory(directory: Path) -> None:

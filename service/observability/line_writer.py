@@ -1,6 +1,6 @@
 """Line writer: writes log lines, with their time, to a standard stream without ever waiting for a reader.
 
-It does not use structlog, so that the supervisor stays small: `observability/logs.py` loads it (17 MB).
+It does not use structlog, so that the supervisor stays small: `observability/logs.py` loads it (17 MB), and a terminal's console.
 Invariants: The stream does not block (`processes.set_nonblocking`). A line that finds no room waits in memory and is written
 before any later one. Beyond MAX_WAITING_BYTES a line is dropped and counted; after the lines that waited, one line reports the
 number. A line written in part (a full disk) is finished before the next one.
@@ -16,6 +16,8 @@ import os
 import select
 import threading
 import time
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from service import __version__
 
@@ -35,10 +37,29 @@ MAX_WAITING_BYTES = 2**16
 FINISH_S = 0.2
 
 
+console: Callable[[Mapping[str, Any]], bytes] | None = None
+"""Renders the lines of this process for a person; None: they are JSON."""
+
+
+def use_console(*, colours: bool) -> None:
+    """Write the lines of this process for a person from now on; call it before the first one."""
+    global console  # noqa: PLW0603 (the streams of a process are global as well)
+    from service.observability.console import console_renderer  # noqa: PLC0415 (it loads structlog)
+
+    console = console_renderer(colours=colours)
+
+
+def is_hidden(event: str) -> bool:
+    """Return whether a person does not see these events: `supervisor/welcome.py` says once what they say of each worker."""
+    return console is not None and event in ("serving", "worker_started", "listening", "layer_loaded", "layers_served")
+
+
 def log_line(level: str, event: str, **fields: object) -> bytes:
-    """Return one JSON line like those of `observability/logs.py`; None is left out."""
+    """Return one line like those of `observability/logs.py`; None is left out."""
     head = {"timestamp": timestamp(time.time_ns()), "level": level, "event": event, "version": __version__}
     line = {name: value for name, value in {**head, **fields}.items() if value is not None}
+    if console is not None:
+        return console(line) + b"\n"
     return json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
 
 
@@ -82,8 +103,10 @@ class LineWriter:
     def finish(self) -> None:
         """Write what waits before the process ends; a slow reader has FINISH_S to make room for it."""
         end = time.monotonic() + FINISH_S
+        room = select.poll()
+        room.register(self._descriptor, select.POLLOUT)
         self.flush()
-        while self._waiting and select.select([], [self._descriptor], [], max(0.0, end - time.monotonic()))[1]:
+        while self._waiting and room.poll(max(0.0, end - time.monotonic()) * 1000):
             before = self._waiting_bytes
             self.flush()
             if self._waiting_bytes >= before:

@@ -1,9 +1,9 @@
-"""Logs: writes one JSON object per line to stdout, and one such line per request.
+"""Logs: writes one line per event and per request to stdout, in JSON or for a person (`console.py`).
 
 Independent of routes, settings and the meaning of events.
-Invariants: Nothing a caller sends can break or forge a line (JSON escapes it) or make it longer than MAX_LINE_BYTES. Up to that
-size writes to a pipe are atomic, so lines of several processes never mix. A stdout that is gone or not read costs lines, never a
-request or time (`line_writer.py`). A request's line costs 4 to 8 µs, and the write to a pipe 8 µs.
+Invariants: Nothing a caller sends can break or forge a line (both forms escape it) or make it longer than MAX_LINE_BYTES. Up to
+that size writes to a pipe are atomic, so lines of several processes never mix. A stdout that is gone or not read costs lines,
+never a request or time (`line_writer.py`). A request's line costs 4 to 8 µs, and the write to a pipe 8 µs.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import orjson
 
 from service import __version__
 from service.loop_time import Clock, LoopClock, LoopTick
+from service.observability import line_writer
 from service.observability.line_writer import LineWriter, timestamp
 
 # structlog imports rich if it is installed, to colour a terminal. Only the command line needs it; it costs a process 4 MB. None
@@ -50,7 +51,7 @@ def configure_logs(level: str, stream: LineWriter | BinaryIO | None = None, *, w
     _process = {"version": __version__} if worker is None else {"version": __version__, "worker": worker}
     lines = _lines = _Lines(_stdout if stream is None else stream, _LEVELS[level])
     structlog.configure(
-        processors=[structlog.processors.format_exc_info, _render],
+        processors=[_without_hidden, structlog.processors.format_exc_info, _render],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
         logger_factory=lambda *_: lines,
     )
@@ -201,20 +202,27 @@ class _LibraryHandler(logging.Handler):
         get_logger().log(level, "library", logger=record.name, message=text, exc_info=record.exc_info)
 
 
+def _without_hidden(_: Any, level: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:  # noqa: ARG001 (structlog's)
+    if line_writer.is_hidden(event["event"]):
+        raise structlog.DropEvent
+    return event
+
+
 def _render(_: Any, level: str, event: MutableMapping[str, Any]) -> bytes:
     """Return the line of an event; the last processor of structlog."""
     return _line(level, event.pop("event"), event.items(), time.time_ns())
 
 
 def _line(level: str, event: str, fields: Iterable[tuple[str, Any]], at_ns: int) -> bytes:
-    """Return one JSON line, whatever the values are; `at_ns` is nanoseconds since the epoch."""
+    """Return one line, whatever the values are; `at_ns` is nanoseconds since the epoch."""
+    render = line_writer.console or _dumps
     head: dict[str, Any] = {"timestamp": timestamp(at_ns), "level": level, "event": event, **_process}
     head |= {name: value for name, value in fields if value is not None}
-    line = _dumps(head)
+    line = render(head)
     if len(line) > SHORT_LINE_BYTES:  # only now, because a look at each value would be a fifth of a line's cost
-        line = _dumps({name: _truncated(name, value) for name, value in head.items()})
+        line = render({name: _truncated(name, value) for name, value in head.items()})
     if len(line) >= MAX_LINE_BYTES:
-        line = _dumps({name: _shortened(value) for name, value in list(head.items())[:20]} | {"truncated": True})
+        line = render({name: _shortened(value) for name, value in list(head.items())[:20]} | {"truncated": True})
     return line + b"\n"
 
 

@@ -4,7 +4,8 @@ Independent of torch, settings, what a process does, and when it is started, rep
 Invariants: Nothing here polls. A child begins with no signal blocked and none of SIGNALS ignored. It has a process group of its
 own, so that Ctrl-C reaches only the supervisor. It holds one end of a socket pair, and only the supervisor holds the other
 (`supervisor/channel.py`). So each reads an end-of-file when the other ends, even by SIGKILL. Nothing that a process of the
-service writes to stdout or stderr waits for a reader, be it a log line, a traceback or output of C code.
+service writes to stdout or stderr waits for a reader, be it a log line, a traceback or output of C code. Descriptors may have any
+number, because a parent may leave a thousand open; so poll is used, and never select, which takes numbers below 1,024 only.
 
 Signals come through Python's wake-up pipe, not through sigwait. A thread that a library started (OpenBLAS starts one at the
 import of NumPy) has them unblocked: a signal outside the main thread's sigwait would reach that thread and end the process.
@@ -25,8 +26,8 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
-from service.errors import ServiceError
-from service.observability.line_writer import FINISH_S, LineWriter, log_line
+from service.errors import ServiceError, printable
+from service.observability.line_writer import FINISH_S, LineWriter, is_hidden, log_line
 from service.supervisor.channel import MAX_WORKER_BYTES, Channel
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
@@ -95,7 +96,7 @@ def raise_descriptor_limit(asked: int) -> None:
 def print_error(message: str) -> None:
     """Write one line to stderr, if there is room."""
     with contextlib.suppress(OSError):
-        sys.stderr.write(f"attention-service: {message}\n")
+        sys.stderr.write(printable(f"attention-service: {message}") + "\n")
         sys.stderr.flush()
 
 
@@ -138,10 +139,12 @@ class Relay:
         self._thread.start()
 
     def _copy(self) -> None:
+        room = select.poll()
+        room.register(self._target, select.POLLOUT)
         with contextlib.suppress(OSError):
             while data := os.read(self._source, 2**16):
                 while data:
-                    select.select([], [self._target], [])  # the stream may have been non-blocking before
+                    room.poll()  # the stream may have been non-blocking before
                     data = data[os.write(self._target, data) :]
         os.close(self._source)  # the reader is gone: from now on each write to the pipe fails
 
@@ -209,13 +212,22 @@ class Posix:
     def wait(self, timeout_s: float | None, channels: Sequence[Channel]) -> int | None:
         """Return the next signal; None if a channel has something to do, or `timeout_s` passed first."""
         _log.flush()  # retries lines that found no room
-        read: list[int | Channel] = [self._signalled, *channels]
-        ready, _, _ = select.select(read, [channel for channel in channels if channel.is_full], [], timeout_s)
+        events = select.poll()
+        events.register(self._signalled, select.POLLIN)
+        for channel in channels:
+            events.register(channel, select.POLLIN | (select.POLLOUT if channel.is_full else 0))
+        ready = dict(events.poll(None if timeout_s is None else timeout_s * 1000))
         return os.read(self._signalled, 1)[0] if self._signalled in ready else None
 
     now = staticmethod(time.monotonic)
 
 
+def write_text(text: str) -> None:
+    """Write whole lines to stdout without waiting for a reader."""
+    _log.write(text.encode())
+
+
 def write_log_line(level: str, event: str, **fields: object) -> None:
     """Write one line to stdout without waiting for a reader."""
-    _log.write(log_line(level, event, **fields))
+    if not is_hidden(event):
+        _log.write(log_line(level, event, **fields))

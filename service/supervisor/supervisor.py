@@ -26,16 +26,18 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import NoReturn
 
+from service.observability.line_writer import use_console
 from service.supervisor import processes
 from service.supervisor.channel import STACKS_SIGNAL, Channel
 from service.supervisor.coordinator import Coordinator
 from service.supervisor.run_directory import RunDirectory
 from service.supervisor.status import State, WorkerStatus
+from service.supervisor.welcome import welcome
 
 EXIT_FAILED = 1
 EXIT_REFUSED = 3
@@ -68,6 +70,7 @@ class Plan:
     `supervise` adds the options `--port` and `--run-dir` to `command`, and each start `--slot` (counts from 0 and outlives the
     process in it), `--peers` (how many other processes send messages) and `--channel` (the number of an open descriptor).
     `drain_s` is how long a process may drain (the delay and the grace), `watchdog_timeout_s` how long it may send no message.
+    Log lines are for a person if there is a `welcome` (`supervisor/welcome.py`).
     """
 
     command: Sequence[str]
@@ -77,6 +80,8 @@ class Plan:
     drain_s: float
     watchdog_timeout_s: float
     run_dir: str | None = None
+    welcome: str | None = None
+    colours: bool = False
 
 
 @dataclasses.dataclass(slots=True)
@@ -104,15 +109,24 @@ class Slot:
 
 
 class Supervisor:
-    """Runs a plan; `clean_up(slot)` removes what a dead process left in the run directory."""
+    """Runs a plan; `clean_up(slot)` removes what a dead process left in the run directory.
+
+    `is_ready` is called with the names of the layers when the service is ready for the first time.
+    """
 
     def __init__(
-        self, plan: Plan, system: processes.Posix, clean_up: Callable[[int], None], log: Callable[..., None]
+        self,
+        plan: Plan,
+        system: processes.Posix,
+        clean_up: Callable[[int], None],
+        log: Callable[..., None],
+        is_ready: Callable[[Collection[str]], None] | None = None,
     ) -> None:
         self._plan = plan
         self._system = system
         self._clean_up = clean_up
         self._log = log
+        self._is_ready = is_ready
         self._slots = [Slot(index, start_at=system.now()) for index in range(plan.workers)]
         self._coordinator = Coordinator(plan.workers, system.now)
         self._check_s = max(MIN_TIMEOUT_S, plan.watchdog_timeout_s) / CHECKS
@@ -131,6 +145,7 @@ class Supervisor:
             signum = self._system.wait(timeout_s, [slot.channel for slot in self._slots if slot.channel])
             for slot in self._slots:
                 self._hear(slot)
+            self._report_ready()
             if signum in _STOPS:
                 self._stop(signal.Signals(signum))
             elif signum == signal.SIGHUP:
@@ -145,6 +160,11 @@ class Supervisor:
             if self._exit_code is not None and not self._alive():
                 self._log("info", "stopped", exit_code=self._exit_code)
                 return self._exit_code
+
+    def _report_ready(self) -> None:
+        if self._is_ready is not None and self._coordinator.why_not_ready() is None:
+            self._is_ready(self._coordinator.desired.layers)
+            self._is_ready = None
 
     def _alive(self) -> list[int]:
         return [slot.pid for slot in self._slots if slot.pid is not None]
@@ -265,17 +285,20 @@ def supervise(plan: Plan) -> int:
 
     A failure to start is one line on stderr and EXIT_FAILED.
     """
+    if plan.welcome is not None:
+        use_console(colours=plan.colours)
     system, parent = processes.Posix(), None if plan.run_dir is None else Path(plan.run_dir)
     try:
         with (
             processes.reserve_port(plan.host, plan.port) as reserved,
             closing(RunDirectory.make(parent, plan.workers)) as run,
         ):
-            port = reserved.getsockname()[1]
+            host, port = reserved.getsockname()[:2]
             processes.write_log_line("info", "serving", host=plan.host, port=port, workers=plan.workers)
             command = (*plan.command, "--port", str(port), "--run-dir", str(run.path))
             plan = dataclasses.replace(plan, command=command)
-            return Supervisor(plan, system, run.clean_up, processes.write_log_line).run()
+            is_ready = None if plan.welcome is None else welcome(plan.welcome, host, port)
+            return Supervisor(plan, system, run.clean_up, processes.write_log_line, is_ready).run()
     except processes.StartError as error:
         processes.print_error(error.message)
         return EXIT_FAILED

@@ -14,6 +14,7 @@ import orjson
 import pybase64
 import torch
 from pydantic import BaseModel, Field
+from pydantic.json_schema import SkipJsonSchema
 
 from service.wire.attend_request import EXTRAS, TOP_K, AnswerFacts
 from service.wire.schemas import Tensor
@@ -78,7 +79,7 @@ class LayerName(BaseModel):
     digest: str | None = Field(description="sha256 of the layer's tensors and spec")
 
 
-class BatchField(BaseModel):
+class Batch(BaseModel):
     """What shared the forward pass with this request, itself included."""
 
     requests: int = Field(description="requests, this one included")
@@ -86,7 +87,7 @@ class BatchField(BaseModel):
     tokens: int = Field(description="their query and key rows")
 
 
-class TimingField(BaseModel):
+class Timing(BaseModel):
     """Milliseconds; `total` runs from the complete body to the encoded answer."""
 
     decode: float = Field(description="parsing and checking")
@@ -95,30 +96,28 @@ class TimingField(BaseModel):
     total: float = Field(description="all of it")
 
 
-class TopKField(BaseModel):
+class TopK(BaseModel):
     values: Tensor = Field(description="[H, L, k], descending")
     indices: Tensor = Field(description="[H, L, k], int32")
     rest: Tensor = Field(description="[H, L]: the mass not returned")
 
 
-class AttendAnswer(BaseModel):
+class Answer(BaseModel):
     output: Tensor = Field(description="of the rank, the layout and the dtype of query")
-    weights: Tensor | TopKField | None = Field(
-        description="[H, L, S], [L, S] for mean, or top_k; null if not requested"
-    )
+    weights: Tensor | TopK | None = Field(description="[H, L, S], [L, S] for mean, or top_k; null if not requested")
     masked_rows: int = Field(description="query rows that may attend to nothing in at least one head")
     layer: LayerName = Field(description="what answered")
-    batch: BatchField = Field(description="what shared the forward pass")
-    timing_ms: TimingField = Field(description="how long it took")
+    batch: Batch = Field(description="what shared the forward pass")
+    timing_ms: Timing = Field(description="how long it took")
 
 
-class AttentionReply(AttendAnswer):
-    """The fields with a default are there if the request asks for them."""
+class AttentionAnswer(Answer):
+    """`scores`, `lse`, `present_key` and `present_value` are there if the request asks for them."""
 
-    scores: Tensor | None = Field(default=None, description="[H, L, S], with B in front of a batch")
-    lse: Tensor | None = Field(default=None, description="[H, L], with B in front of a batch")
-    present_key: Tensor | None = Field(default=None, description="past_key and key in one")
-    present_value: Tensor | None = Field(default=None, description="past_value and value in one")
+    scores: Tensor | SkipJsonSchema[None] = Field(default=None, description="[H, L, S], with B in front of a batch")
+    lse: Tensor | SkipJsonSchema[None] = Field(default=None, description="[H, L], with B in front of a batch")
+    present_key: Tensor | SkipJsonSchema[None] = Field(default=None, description="past_key and key in one")
+    present_value: Tensor | SkipJsonSchema[None] = Field(default=None, description="past_value and value in one")
 
 
 def write_json(tensors: dict[str, torch.Tensor], facts: AnswerFacts, form: TensorForm) -> Iterator[bytes]:

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, Field, SkipValidation, ValidationError
+from typing_extensions import TypeAliasType
 
 from service.attention.call import Answer, AttentionCall, Call, TopK, WeightsWanted
 from service.attention.cost import flops, table_bytes
@@ -24,7 +25,7 @@ from service.attention.masks import CombinedMask, Sizes, masked_rows
 from service.attention.spec import LayerSpec
 from service.batching.job import BatchInfo, Cost
 from service.errors import BadShape, CostLimit, InvalidInput, MaskedRow
-from service.wire.layouts import Layout
+from service.wire.layouts import NEEDS_ROW, Layout
 from service.wire.mask_kinds import MAX_MASKS, MaskKind, MaskList, MaskPlace, TableMask, ValuedMask, kind_of
 from service.wire.number_list import NumberList
 from service.wire.schemas import M, StrictModel, Tensor, translated, unknown_field
@@ -44,13 +45,14 @@ _SPLIT_ROWS = f"{_SPLIT}, or a long sequence's query rows in parts"
 _FEWER_WEIGHTS = 'ask for "mean", for "top_k", or for some heads and queries'
 _SMALLER_TABLES = "a mask without a head axis, and an answer without weights, need less"
 
-Indices = Annotated[Any, WithJsonSchema({"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1})]
+Indices = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1), SkipValidation]
 _ONCE = "in this order, each once; default: all"
 HeadIndices = Annotated[Indices | None, Field(description=f"heads, from 0 to H - 1, {_ONCE}")]
 RowIndices = Annotated[Indices | None, Field(description=f"query rows, from 0 to L - 1, {_ONCE}")]
+ReturnedDtype = TypeAliasType("ReturnedDtype", Literal["float32", "float16"])
 
 
-class WeightsField(StrictModel):
+class Weights(StrictModel):
     """Which attention weights to return: all heads, their mean, or the k largest of each row."""
 
     form: Literal["heads", "mean", "top_k"] = Field(description="each head, their mean, or the k largest of each row")
@@ -59,7 +61,7 @@ class WeightsField(StrictModel):
     )
     heads: HeadIndices = None
     queries: RowIndices = None
-    dtype: Literal["float32", "float16"] = Field(default="float32", description="of the returned weights")
+    dtype: ReturnedDtype = Field(default="float32", description="of the weights; default: float32")
 
     def wanted(self, sizes: Sizes) -> WeightsWanted:
         """Return the selection for a call of these sizes, keys with the columns that a layer appends.
@@ -75,13 +77,16 @@ class WeightsField(StrictModel):
         return WeightsWanted(self.form, self.k, heads, queries, getattr(torch, self.dtype))
 
 
-class ScoresField(StrictModel):
+Stage = TypeAliasType("Stage", Literal["scaled", "capped", "masked"])
+
+
+class Scores(StrictModel):
     """Which attention scores to return: times the scale, then capped, then masked (ONNX's output modes 0, 1 and 2)."""
 
-    stage: Literal["scaled", "capped", "masked"] = Field(description="times the scale; then capped; then masked")
+    stage: Stage = Field(description="times the scale; then capped; then masked")
     heads: HeadIndices = None
     queries: RowIndices = None
-    dtype: Literal["float32", "float16"] = Field(default="float32", description="of the returned scores")
+    dtype: ReturnedDtype = Field(default="float32", description="of the scores; default: float32")
 
     def wanted(self, sizes: Sizes) -> WeightsWanted:
         """Return the selection for a call of these sizes; raises InvalidInput for an index out of range."""
@@ -90,21 +95,24 @@ class ScoresField(StrictModel):
         return WeightsWanted("heads", None, heads, queries, getattr(torch, self.dtype), self.stage)
 
 
-_PARTS: dict[str, type[StrictModel]] = {"weights": WeightsField, "scores": ScoresField}
+_PARTS: dict[str, type[StrictModel]] = {"weights": Weights, "scores": Scores}
 """The fields of requests that are objects, masks aside."""
+ShortWeights = TypeAliasType("ShortWeights", Literal["heads", "mean"])
 _FromShortForm = Annotated[
-    WeightsField,
+    Weights,
     BeforeValidator(
         lambda value: {"form": value} if isinstance(value, str) else value,
-        json_schema_input_type=WeightsField | Literal["heads", "mean"],
+        json_schema_input_type=Weights | ShortWeights,
     ),
 ]
 _WEIGHTS_WORDS = 'attention weights to return; "heads" and "mean" are short forms; default: none'
 WeightsSelection = Annotated[_FromShortForm | None, Field(description=_WEIGHTS_WORDS)]
-_ROWS_WORDS = "a row that may attend to nothing: zero gives zeros, error is a 422"
-MaskedRows = Annotated[Literal["zero", "error"], Field(description=_ROWS_WORDS)]
+_ROWS_WORDS = "a row that may attend to nothing: zero gives zeros, error is a 422; default: zero"
+MaskedRows = TypeAliasType("MaskedRows", Literal["zero", "error"])
+MaskedRowsField = Annotated[MaskedRows, Field(description=_ROWS_WORDS)]
 _ENCODING_WORDS = "how the tensors of the answer are written; default: as query came"
-Encoding = Annotated[Literal["list", "base64"] | None, Field(description=_ENCODING_WORDS)]
+Encoding = TypeAliasType("Encoding", Literal["list", "base64"])
+EncodingField = Annotated[Encoding | None, Field(description=_ENCODING_WORDS)]
 
 
 def decode_indices(value: object, count: int, param: str) -> tuple[int, ...] | None:
@@ -138,8 +146,8 @@ class AttendRequest(StrictModel):
     value: Tensor | None = Field(default=None, description="[S, dv], or [B, S, dv]; default: key")
     masks: MaskList
     weights: WeightsSelection = None
-    masked_rows: MaskedRows = "zero"
-    encoding: Encoding = None
+    masked_rows: MaskedRowsField = "zero"
+    encoding: EncodingField = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -314,12 +322,12 @@ def _rows(value: object, field: TensorField, width: int, name: str, is_batch: bo
     """Return the rows as [B, L, d]; raises BadShape for a wrong rank, an empty axis, or a d other than `width`."""
     tensor = decode_tensor(value, field)
     if tensor.dim() not in (BATCH_RANK, BATCH_RANK - 1):
-        raise field.error(BadShape, f"must be [L, d] or [B, L, d], got {tensor.dim()} axes")
+        raise field.error(BadShape, f"must be [L, d] or [B, L, d], got {list(tensor.shape)}{NEEDS_ROW}")
     if (tensor.dim() == BATCH_RANK) != is_batch:
         layout = "B sequences [B, S, d]" if is_batch else "one sequence [S, d]"
         raise field.error(BadShape, f"must be {layout} like query, got {list(tensor.shape)}")
     if 0 in tensor.shape:
-        raise field.error(BadShape, f"must not be empty, got {list(tensor.shape)}")
+        raise field.error(BadShape, f"must not be empty, got {list(tensor.shape)}{NEEDS_ROW}")
     if tensor.shape[-1] != width:
         raise field.error(BadShape, f'has {tensor.shape[-1]} features, layer "{name}" takes {width}')
     return tensor if is_batch else tensor.unsqueeze(0)

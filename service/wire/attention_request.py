@@ -22,11 +22,11 @@ from service.batching.job import Cost
 from service.errors import BadDtype, BadShape, InvalidInput
 from service.wire.attend_request import (
     CheckedRequest,
-    Encoding,
-    MaskedRows,
+    EncodingField,
+    MaskedRowsField,
     RequestLimits,
     RequestMasks,
-    ScoresField,
+    Scores,
     WeightsSelection,
     expect,
     float_field,
@@ -60,14 +60,18 @@ class AttentionRequest(StrictModel):
         default=None, description="[Hkv, P, d] or [B, Hkv, P, d], before key; default: none"
     )
     past_value: Tensor | None = Field(default=None, description="[Hkv, P, V] or [B, Hkv, P, V]; comes with past_key")
-    present: bool = Field(default=False, description="return present_key and present_value: the past and the new rows")
+    present: bool = Field(
+        default=False, description="return present_key and present_value, the past and the new rows; default: no"
+    )
     sinks: Tensor | None = Field(default=None, description="[H], in the softmax's denominator only; default: none")
     masks: MaskList
     weights: WeightsSelection = None
-    scores: ScoresField | None = Field(default=None, description="attention scores to return; default: none")
-    lse: bool = Field(default=False, description="return the natural log-sum-exp of the masked scores, sink included")
-    masked_rows: MaskedRows = "zero"
-    encoding: Encoding = None
+    scores: Scores | None = Field(default=None, description="attention scores to return; default: none")
+    lse: bool = Field(
+        default=False, description="return the natural log-sum-exp of the masked scores, with the sink; default: no"
+    )
+    masked_rows: MaskedRowsField = "zero"
+    encoding: EncodingField = None
 
 
 def check_attention(

@@ -13,19 +13,23 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import orjson
 import torch
 from pydantic import BaseModel, Field
+from pydantic.json_schema import SkipJsonSchema
+from typing_extensions import TypeAliasType
 
 from service.errors import BadBinary, BadDtype, BadShape, InvalidInput
 from service.wire.answer import write_tensor
-from service.wire.attend_request import EXTRAS, AnswerFacts, validated
-from service.wire.mask_kinds import Axes
+from service.wire.attend_request import EXTRAS, AnswerFacts, MaskedRows, ShortWeights, Stage, validated
+from service.wire.body_faults import foreign
+from service.wire.field_names import kind_of
+from service.wire.mask_kinds import Align, Axes
 from service.wire.number_list import NumberList, nested_numbers
 from service.wire.schemas import StrictModel, unknown_field
-from service.wire.tensor_fields import BY_INFERENCE, BY_TORCH, FLOATS, FLOATS_ARE_A_BIAS, WHOLES
+from service.wire.tensor_fields import BY_INFERENCE, BY_TORCH, FLOATS, FLOATS_ARE_A_BIAS, WHOLES, dtype_instead
 from service.wire.tensors import MAX_VALUES, TensorForm, bytes_of, too_many_values
 
 VERSION = "1"
@@ -42,7 +46,7 @@ _DTYPE_OF = {"output": "query", "present_key": "key", "present_value": "key"}
 _WITHOUT_JSON = ("FP16", "BF16")
 _SHARED_MEMORY = {"shared_memory_region", "shared_memory_byte_size", "shared_memory_offset"}
 
-Causal = Literal["top_left", "bottom_right"]
+TensorParameters = TypeAliasType("TensorParameters", dict[str, Any])
 MaskAxes = Annotated[Axes | None, Field(description="axes of that input; required for 2 or 3; default: by its rank")]
 
 
@@ -52,12 +56,12 @@ Id = Annotated[str, Field(max_length=MAX_ID)] | None
 class InferParameters(StrictModel):
     """Parameters that change an answer, and those that clients send by default and a stateless layer ignores. null is absent."""
 
-    causal: Causal | None = Field(default=None, description="where query row 0 stands; default: all keys are visible")
+    causal: Align | None = Field(default=None, description="where query row 0 stands; default: all keys are visible")
     attend_mask_axes: MaskAxes = None
     ignore_mask_axes: MaskAxes = None
     bias_axes: MaskAxes = None
-    weights: Literal["heads", "mean"] | None = Field(default=None, description="also an output; default: none")
-    masked_rows: Literal["zero", "error"] | None = Field(default=None, description="as on `/v1`; default: zero")
+    weights: ShortWeights | None = Field(default=None, description="also an output; default: none")
+    masked_rows: MaskedRows | None = Field(default=None, description="as on `/v1`; default: zero")
     timeout: int | None = Field(
         default=None, ge=0, description="deadline in microseconds; default: 0, the service's own"
     )
@@ -76,25 +80,27 @@ WITHOUT_MEANING = ("sequence_id", "sequence_start", "sequence_end", "priority", 
 class AttentionParameters(InferParameters):
     """The parameters of `sdpa`, attention without a layer."""
 
-    scale: float | None = Field(default=None, description="factor of query·key; default: 1/√d")
-    softcap: float | None = Field(default=None, description="c > 0: a score s becomes c·tanh(s/c), before the masks")
-    scores: Literal["scaled", "capped", "masked"] | None = Field(default=None, description="stage of the output scores")
-    lse: bool | None = Field(default=None, description="return the log-sum-exp of the masked scores")
-    present: bool | None = Field(default=None, description="return present_key and present_value")
+    scale: float | None = Field(default=None, description="factor of query·key, any number but 0; default: 1/√d")
+    softcap: float | None = Field(
+        default=None, description="c > 0: a score s becomes c·tanh(s/c), before the masks; default: no cap"
+    )
+    scores: Stage | None = Field(default=None, description="stage of the output scores; default: none")
+    lse: bool | None = Field(default=None, description="return the log-sum-exp of the masked scores; default: no")
+    present: bool | None = Field(default=None, description="return present_key and present_value; default: no")
 
 
 class InferOutput(StrictModel, extra="ignore"):
     """A wanted output; `parameters.binary_data` says whether it comes as bytes."""
 
     name: str = Field(description="output, weights, or for sdpa scores, lse, present_key, present_value")
-    parameters: dict[str, Any] | None = Field(default=None, description="binary_data: as bytes; default: false")
+    parameters: TensorParameters | None = Field(default=None, description="binary_data: as bytes; default: false")
 
 
 class InferInput(StrictModel, extra="ignore"):
     """One tensor: `data` (nested or flat), or `parameters.binary_data_size` bytes behind the JSON."""
 
     name: str = Field(description="query, key, value, a mask; for sdpa also past_key, past_value, sinks")
-    parameters: dict[str, Any] | None = Field(
+    parameters: TensorParameters | None = Field(
         default=None, description="binary_data_size; default: none, there is data"
     )
     shape: list[int] = Field(description="sizes of the axes, each at least 1")
@@ -124,7 +130,7 @@ class InferAttentionRequest(InferRequest):
     }
     OUTPUTS = ("output", "weights", *EXTRAS)
     PARAMETERS = AttentionParameters
-    parameters: AttentionParameters | None = None
+    parameters: AttentionParameters | None = Field(default=None, description="change the answer; default: none")
 
 
 class InferOutputAnswer(BaseModel):
@@ -135,8 +141,8 @@ class InferOutputAnswer(BaseModel):
     name: str = Field(description="which output")
     datatype: str = Field(description="FP32, FP64, FP16, BF16 or INT32")
     shape: list[int] = Field(description="sizes of the axes")
-    parameters: dict[str, int] | None = Field(default=None, description="binary_data_size")
-    data: list[float | str] | None = Field(default=None, description="flat; null if bytes")
+    parameters: dict[str, int] | SkipJsonSchema[None] = Field(default=None, description="binary_data_size, if bytes")
+    data: list[float | str] | SkipJsonSchema[None] = Field(default=None, description="flat, unless bytes")
 
 
 class InferAnswer(BaseModel):
@@ -144,7 +150,7 @@ class InferAnswer(BaseModel):
 
     model_name: str = Field(description="the layer, or sdpa")
     model_version: str = Field(description="always 1")
-    id: str | None = Field(default=None, description="as in the request")
+    id: str | SkipJsonSchema[None] = Field(default=None, description="as in the request, if it has one")
     outputs: list[InferOutputAnswer] = Field(description="in the requested order")
     parameters: dict[str, str | int | float] = Field(description="masked_rows, digest, batch and times")
 
@@ -171,7 +177,8 @@ def split_inference(body: bytearray, json_length: bytes | None) -> tuple[bytearr
         digits = json_length.lstrip(b"0") or b"0"
         if not json_length.isdigit() or len(digits) > len(str(size)) or (head := int(digits)) > size:
             words = f"must be a number of bytes from 1 to {size}, the body's length"
-            raise BadBinary(f"Inference-Header-Content-Length {words}")
+            found = foreign(body)
+            raise BadBinary(f"the body {found}" if found else f"Inference-Header-Content-Length {words}")
         if head == 0:
             words = "a body without JSON is only for models with one input"
             raise BadBinary(f"{words}; name the inputs of this model in JSON")
@@ -230,7 +237,8 @@ def _tensor(entry: InferInput, rest: memoryview, axes: str | None) -> tuple[dict
     datatypes = _DATATYPES.get(name, _FLOATS)
     if entry.datatype not in datatypes:
         hint = f"; {FLOATS_ARE_A_BIAS}" if datatypes == _BOOL and entry.datatype in _FLOATS else ""
-        words = f"the datatype of {name} must be one of {', '.join(datatypes)}{hint}"
+        words = f"the datatype of {name} must be one of {', '.join(datatypes)}"
+        words += dtype_instead(entry.datatype, datatypes) + hint
         raise BadDtype(words, param=f"{param}/datatype")
     if axes is not None and len(shape) != axes.count(",") + 1:
         raise BadShape(f"{name} must be {axes}, got {len(shape)} axes", param=param)
@@ -271,7 +279,7 @@ def _listed_tensor(entry: InferInput, dtype: str) -> dict[str, object]:
         raise BadDtype(f"{entry.datatype} has no JSON form: send {name} with binary_data_size", param=f"/{name}")
     numbers = nested_numbers(entry.data) if isinstance(entry.data, list) else entry.data
     if not isinstance(numbers, NumberList):
-        raise InvalidInput(f"the data of {name} must be a list", param=f"/{name}")
+        raise InvalidInput(f"the data of {name} must be a list, got {kind_of(numbers)}", param=f"/{name}")
     count = math.prod(entry.shape)
     if numbers.fault is None:
         if numbers.shape not in (tuple(entry.shape), (count,)):

@@ -22,7 +22,9 @@ import numpy as np
 import numpy.typing as npt
 import simdjson
 
-from service.errors import BadJson, CostLimit, DuplicateKey, InvalidInput, JsonTooDeep, NonFinite
+from service.errors import BadJson, CostLimit, InvalidInput, JsonTooDeep, NonFinite, ServiceError
+from service.wire.body_faults import CUT, duplicate_key, foreign, is_cut, json_fault
+from service.wire.field_names import kind_of, pointer, words_of
 from service.wire.number_list import NumberList, at, nested_numbers
 
 Json: TypeAlias = Union[bool, int, float, str, "LongText", "list[Json]", "dict[str, Json]", NumberList, None]
@@ -30,8 +32,7 @@ Text: TypeAlias = npt.NDArray[np.uint8]
 
 MAX_TEXT_NUMBERS = 2**18
 """The default of ATTENTION_MAX_TEXT_NUMBERS. Numbers in rows take 35 ns each; one body may take 20 ms of the event loop."""
-# An answer repeats a name that the caller sent only if it has this form.
-ECHOED = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,31}")
+TEXT_REMEDY = "tensors in base64 or safetensors have no such limit"
 # simdjson finds a member by linear search.
 _FEW_MEMBERS = 64
 # Flat lists up to this length stay lists: most are a shape or a selection of heads.
@@ -91,28 +92,31 @@ def parse(body: bytes | bytearray, *, max_depth: int, max_numbers: int = MAX_TEX
     Raises CostLimit for text above a limit, each of which grows with `max_numbers`; BadJson, JsonTooDeep, DuplicateKey for
     malformed JSON; NonFinite for a number beyond float64; InvalidInput for a body that is not an object.
     """
-    if not body or body.startswith(codecs.BOM_UTF8):
-        raise BadJson("the body starts with a byte order mark" if body else "the body is empty")
     try:
-        num_lists, quotes = _check_text(body, max_numbers)
-    except CostLimit:
-        _check_first_depth(body, max_depth)
-        raise
-    text, strings = _without_long_strings(body, quotes)
-    try:
-        document = _by_simdjson(text, strings, max_depth, max_numbers, num_lists)
-    except _NotForSimdjsonError:
-        document = _by_python(body, max_depth, max_numbers)
+        if not body or body.startswith(codecs.BOM_UTF8):
+            mark = "the body starts with a byte order mark: send UTF-8 without one"
+            raise BadJson(mark if body else "the body is empty")
+        try:
+            num_lists, quotes = _check_text(body, max_numbers)
+        except CostLimit:
+            _check_first_depth(body, max_depth)
+            raise
+        text, strings = _without_long_strings(body, quotes)
+        try:
+            document = _by_simdjson(text, strings, max_depth, max_numbers, num_lists)
+        except _NotForSimdjsonError:
+            document = _by_python(body, max_depth, max_numbers)
+    except ServiceError as error:
+        raise (error if (found := foreign(body)) is None else BadJson(f"the body {found}")) from None
     if not isinstance(document, dict):
-        raise InvalidInput("the body must be a JSON object")
+        raise InvalidInput(f'the body must be a JSON object, such as {{"query": [[0.5]]}}, got {kind_of(document)}')
     return document
 
 
 def _check(found: int, what: str, most: int, max_numbers: int) -> None:
     if found > most:
         setting = f"ATTENTION_MAX_TEXT_NUMBERS is {max_numbers:,}"
-        cheaper = "tensors in base64 or safetensors have no such limit"
-        raise CostLimit(f"the body has {found:,} {what}, expected at most {most:,} ({setting}); {cheaper}")
+        raise CostLimit(f"the body has {found:,} {what}, expected at most {most:,} ({setting}); {TEXT_REMEDY}")
 
 
 def _check_text(body: bytes | bytearray, max_numbers: int) -> tuple[int, npt.NDArray[np.intp]]:
@@ -233,6 +237,8 @@ def _by_simdjson(
 
 def _by_python(body: bytes | bytearray, max_depth: int, max_numbers: int) -> Json:
     if len(body) > max(_LEAST_SECOND_BYTES, max_numbers // 2):
+        if is_cut(body):
+            raise BadJson(f"the body is not valid JSON: {CUT}")
         rare = "an integer beyond 64 bits, a number beyond float64, an unpaired surrogate or an object of many members"
         size = f"{len(body):,} bytes, which allow neither NaN nor {rare}"
         raise BadJson(f"the body is not valid JSON, or has what only a shorter one may have: {size}")
@@ -244,7 +250,7 @@ def _by_python(body: bytes | bytearray, max_depth: int, max_numbers: int) -> Jso
         raise _not_a_number(found, constants[0])
     # Python reads 1e999 as infinite. Large lists of numbers are checked when their field is known.
     if (path := _path_to(lambda entry: isinstance(entry, float) and math.isinf(entry), document)) is not None:
-        raise NonFinite("a number of the body is beyond the range of float64", param=_pointer(path))
+        raise NonFinite("a number of the body is beyond the range of float64", param=pointer(path))
     return document
 
 
@@ -266,7 +272,8 @@ def _decoded(body: bytes | bytearray) -> tuple[object, list[_Constant]]:
         return decoder.decode(text), constants
     except json.JSONDecodeError as error:
         offset = error.pos if text.isascii() else len(text[: error.pos].encode("utf-8", "surrogatepass"))
-        raise BadJson(f"the body is not valid JSON (byte {offset})") from None
+        words, shown = json_fault(error)
+        raise BadJson(f"the body is not valid JSON (byte {offset}): {words}", shown=shown) from None
     except ValueError:  # Python converts no integer of more than 4,300 digits
         raise BadJson("the body has an integer of more than 4300 digits") from None
     except RecursionError:
@@ -277,7 +284,7 @@ def _not_a_number(found: object, constant: _Constant) -> BadJson:
     path = _path_to(lambda entry: entry is constant, found) or ()
     num_indices = next((i for i, name in enumerate(reversed(path)) if isinstance(name, str)), len(path))
     index = tuple(name for name in path[len(path) - num_indices :] if isinstance(name, int))
-    param = _pointer(path[: len(path) - num_indices]) or None
+    param = pointer(path[: len(path) - num_indices]) or None
     where = f"{words_of(param) if param else 'the body'} has {constant}{at(index)}"
     is_minus = constant.startswith("-")
     remedy = 'only a bias may have -inf, as the string "-inf"' if is_minus else "it is no number of JSON"
@@ -296,19 +303,6 @@ def _path_to(is_wanted: Callable[[object], bool], found: object) -> tuple[str | 
         if path is not None:
             return name, *path
     return None
-
-
-def _pointer(path: tuple[str | int, ...]) -> str | None:
-    """Return the path as a JSON pointer; None if it has a name that may not be echoed."""
-    if any(isinstance(name, str) and not ECHOED.fullmatch(name) for name in path):
-        return None
-    return "".join(f"/{name}" for name in path)
-
-
-def words_of(param: str) -> str:
-    """Return a JSON pointer in readable form: `/masks/0/values` becomes masks[0].values."""
-    first, *rest = param.strip("/").split("/")
-    return first + "".join(f"[{name}]" if name.isdigit() else f".{name}" for name in rest)
 
 
 class _Reader:
@@ -347,7 +341,7 @@ class _Reader:
         self._check_depth(depth + 1)
         found = {name: self.value(member, depth + 1) for name, member in pairs}
         if len(found) != len(pairs):
-            raise DuplicateKey("an object of the body has a duplicate key")
+            raise duplicate_key([name for name, _ in pairs])
         if self._strings:
             for name, member in found.items():
                 if isinstance(member, str) and member.startswith("\0"):

@@ -9,13 +9,15 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 import torch
+from typing_extensions import TypeAliasType
 
 from service.errors import BadShape, InvalidInput, LayoutRequired
 
-LayoutName = Literal["ld", "bld", "hld", "lhd", "bhld", "blhd", "packed"]
+LayoutName = TypeAliasType("LayoutName", Literal["ld", "bld", "hld", "lhd", "bhld", "blhd", "packed"])
 _DEFAULTS: dict[int, LayoutName] = {2: "ld", 4: "bhld"}
 _PACKED_AXES = {2: "lhd", 3: "blhd"}
 _AXES = "bhld"
+NEEDS_ROW = "; it needs at least one row, as [[0.5, 1.0]]"
 
 
 class Layout(NamedTuple):
@@ -40,7 +42,9 @@ class Layout(NamedTuple):
             found = list(tensor.shape) if tensor.dim() == rank else f"{tensor.dim()} axes"
             axes = ", ".join(axis if axis == "d" else axis.upper() for axis in self.axes)
             words = axes.replace("H, d", "H·d") if self.is_packed else axes
-            raise BadShape(f"{name} must be [{words}] in this layout, no axis empty, got {found}", param=f"/{name}")
+            raise BadShape(
+                f"{name} must be [{words}] in this layout, no axis empty, got {found}{NEEDS_ROW}", param=f"/{name}"
+            )
         heads = self.num_heads if name == "query" else self.num_kv_heads
         if heads is not None:
             if tensor.shape[-1] % heads:
@@ -96,5 +100,5 @@ def layout_of(name: LayoutName | None, rank: int, num_heads: int | None, num_kv_
             param="/layout",
         )
     if rank not in _DEFAULTS:
-        raise BadShape(f"query must have 2 to 4 axes, got {rank}", param="/query")
+        raise BadShape(f"query must have 2 to 4 axes, got {rank}{NEEDS_ROW}", param="/query")
     return Layout(_DEFAULTS[rank])

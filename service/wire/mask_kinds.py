@@ -1,6 +1,6 @@
 """Mask kinds: the JSON form, the meaning and the decoding of every kind of mask.
 
-A new kind is one class and one entry of `MaskField` here, its meaning as tensors in `attention/masks.py`, an example in
+A new kind is one class and one entry of `Mask` here, its meaning as tensors in `attention/masks.py`, an example in
 `api/openapi/examples.py`, and a constructor in the client. Invariants: Sizes never decide what an axis of values means. The rank
 decides where it has one reading; elsewhere `axes` is required, so that B = L = S is never ambiguous. An axis has its full size
 or 1. `lengths` never broadcast.
@@ -12,24 +12,23 @@ import abc
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, cast, get_args
 
 import torch
-from pydantic import Field, WithJsonSchema
+from pydantic import Field, SkipValidation
+from typing_extensions import TypeAliasType
 
 from service.attention import masks
-from service.attention.masks import Mask, Sizes
+from service.attention.masks import Sizes
 from service.errors import BadMask, CausalAlignRequired, MaskAxesRequired, MaskKindRequired
-from service.wire.json_document import words_of
+from service.wire.field_names import instead, words_of
 from service.wire.number_list import NumberList
-from service.wire.schemas import TENSOR_OBJECT, StrictModel, Tensor
+from service.wire.schemas import Rows, StrictModel, Tensor, TensorObject
 from service.wire.tensor_fields import TensorField, TensorKind
 from service.wire.tensors import MAX_RANK, decode_tensor, rank_of
 
 MAX_MASKS = 16
-Lengths = Annotated[
-    Any, WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"type": "array", "items": {}}, TENSOR_OBJECT]})
-]
-_OFFSETS = {"type": "array", "items": {"type": "integer"}, "description": "one for each sequence of a batch"}
-Offset = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "integer"}, _OFFSETS]})]
-Axes = Literal["s", "ls", "hls", "bs", "bls", "bhls"]
+Lengths = TypeAliasType("Lengths", Annotated[Annotated[int, Field(ge=0)] | Rows | TensorObject, SkipValidation])
+Offset = Annotated[int | list[int], SkipValidation]
+Axes = TypeAliasType("Axes", Literal["s", "ls", "hls", "bs", "bls", "bhls"])
+Align = TypeAliasType("Align", Literal["top_left", "bottom_right"])
 _AXES_WORDS = (
     "b sequences, h heads, l query rows, s keys; default: by the rank, but required for 2 or 3 axes if query is a batch"
 )
@@ -67,7 +66,7 @@ class MaskKind(StrictModel, abc.ABC):
     kind: str
 
     @abc.abstractmethod
-    def mask(self, place: MaskPlace) -> Mask:
+    def mask(self, place: MaskPlace) -> masks.Mask:
         """Return the mask as tensors. Raises BadMask, CausalAlignRequired, NonFinite and the errors of `decode_tensor`."""
 
 
@@ -75,12 +74,13 @@ class ValuedMask(MaskKind):
     """A kind with a tensor of values; `VALUES` is the kind of its numbers."""
 
     VALUES: ClassVar[TensorKind]
-    values: Tensor = Field(description=_VALUES_WORDS)
+    values: Any
 
 
 class TableMask(ValuedMask):
     """A kind with a value for each head, query row and key; `axes` names the axes of its values."""
 
+    values: Tensor = Field(description=_VALUES_WORDS)
     axes: Annotated[Axes | None, Field(description=_AXES_WORDS)] = None
 
     def check_axes_of_batch(self, param: str, values_param: str) -> None:
@@ -100,7 +100,8 @@ class TableMask(ValuedMask):
         if not place.is_batch and "b" in (self.axes or ""):
             known, param = ", ".join(_AXES_OF_ONE.values()), f"{place.param}/axes"
             raise BadMask(
-                f"{words_of(param)} must be one of {known}, because query is one sequence [L, d]", param=param
+                f"{words_of(param)} must be one of {known}, because query is one sequence [L, d], got {self.axes}",
+                param=param,
             )
         tensor = decode_tensor(self.values, TensorField(place.values_param, self.VALUES))
         axes = self.axes or (_AXES_OF_BATCH if place.is_batch else _AXES_OF_ONE).get(tensor.dim(), "")
@@ -110,7 +111,7 @@ class TableMask(ValuedMask):
         return tensor.reshape([have.get(axis, 1) for axis in full])
 
     def _wrong_shape(self, place: MaskPlace, found: str) -> BadMask:
-        known = [axes for axes in get_args(Axes) if place.is_batch or "b" not in axes]
+        known = [axes for axes in get_args(Axes.__value__) if place.is_batch or "b" not in axes]
         *shapes, last = [f"{[place.size_of[axis] for axis in axes]} (axes {axes})" for axes in known]
         words = f"{', '.join(shapes)} or {last}, and any axis may be 1; got {found}"
         if self.axes is not None:
@@ -124,7 +125,7 @@ class AttendMask(TableMask):
     VALUES = TensorKind.BOOL
     kind: Literal["attend"] = Field(description="decides what the mask means")
 
-    def mask(self, place: MaskPlace) -> Mask:
+    def mask(self, place: MaskPlace) -> masks.Mask:
         return masks.Allowed(self.table(place))
 
 
@@ -134,7 +135,7 @@ class IgnoreMask(TableMask):
     VALUES = TensorKind.BOOL
     kind: Literal["ignore"] = Field(description="decides what the mask means")
 
-    def mask(self, place: MaskPlace) -> Mask:
+    def mask(self, place: MaskPlace) -> masks.Mask:
         return masks.ignore(self.table(place))
 
 
@@ -144,7 +145,7 @@ class BiasMask(TableMask):
     VALUES = TensorKind.BIAS
     kind: Literal["bias"] = Field(description="decides what the mask means")
 
-    def mask(self, place: MaskPlace) -> Mask:
+    def mask(self, place: MaskPlace) -> masks.Mask:
         return masks.Added(self.table(place))
 
 
@@ -155,7 +156,7 @@ class LengthsMask(ValuedMask):
     kind: Literal["lengths"] = Field(description="decides what the mask means")
     values: Lengths = Field(description="keys that a sequence or a query row may see, from 0 to S")
 
-    def mask(self, place: MaskPlace) -> Mask:
+    def mask(self, place: MaskPlace) -> masks.Mask:
         """Return the mask of int64 [B|1, L|1]."""
         (b, _, queries, keys), param = place.sizes, place.values_param
         if isinstance(self.values, int) and not isinstance(self.values, bool):
@@ -175,7 +176,7 @@ class LengthsMask(ValuedMask):
 class _Aligned(MaskKind):
     """A kind that lines up query rows and keys."""
 
-    align: Literal["top_left", "bottom_right"] | None = Field(default=None, description=_ALIGN_WORDS)
+    align: Align | None = Field(default=None, description=_ALIGN_WORDS)
     offset: Offset | None = Field(default=None, description=_OFFSET_WORDS)
 
     def position(self, place: MaskPlace) -> int | list[int]:
@@ -222,7 +223,7 @@ class CausalMask(_Aligned):
 
     kind: Literal["causal"] = Field(description="decides what the mask means")
 
-    def mask(self, place: MaskPlace) -> Mask:
+    def mask(self, place: MaskPlace) -> masks.Mask:
         return masks.causal(place.sizes, self.position(place))
 
 
@@ -233,18 +234,17 @@ class WindowMask(_Aligned):
     left: Annotated[int, Field(ge=0)] | None = Field(default=None, description="keys before it; default: all")
     right: Annotated[int, Field(ge=0)] | None = Field(default=None, description="keys after it; default: all")
 
-    def mask(self, place: MaskPlace) -> Mask:
+    def mask(self, place: MaskPlace) -> masks.Mask:
         return masks.window(place.sizes, self.position(place), self.left, self.right)
 
 
-MaskField = Annotated[
-    AttendMask | IgnoreMask | LengthsMask | BiasMask | CausalMask | WindowMask, Field(discriminator="kind")
-]
+_KINDS = AttendMask | IgnoreMask | LengthsMask | BiasMask | CausalMask | WindowMask
+Mask = TypeAliasType("Mask", Annotated[_KINDS, Field(discriminator="kind")])
 _MASKS_WORDS = f"at most {MAX_MASKS}; all must allow a position, and biases are added; default: none"
 # A factory, because pydantic deep-copies a default list for every request.
-MaskList = Annotated[list[MaskField], Field(default_factory=list, max_length=MAX_MASKS, description=_MASKS_WORDS)]
+MaskList = Annotated[list[Mask], Field(default_factory=list, max_length=MAX_MASKS, description=_MASKS_WORDS)]
 MASK_KINDS: dict[str, type[MaskKind]] = {
-    get_args(model.model_fields["kind"].annotation)[0]: model for model in get_args(get_args(MaskField)[0])
+    get_args(model.model_fields["kind"].annotation)[0]: model for model in get_args(_KINDS)
 }
 
 
@@ -259,6 +259,6 @@ def kind_of(mask: object, param: str) -> type[MaskKind]:
         )
     kind = mask["kind"]
     if not isinstance(kind, str) or kind not in MASK_KINDS:
-        kinds = ", ".join(MASK_KINDS)
-        raise BadMask(f"{words_of(param)}.kind must be one of {kinds}", param=f"{param}/kind")
+        words = f"must be one of {', '.join(MASK_KINDS)}{instead(kind, MASK_KINDS)}"
+        raise BadMask(f"{words_of(param)}.kind {words}", param=f"{param}/kind")
     return MASK_KINDS[kind]

@@ -22,7 +22,6 @@ Float64s: TypeAlias = npt.NDArray[np.float64]
 BEYOND_FLOAT64 = "a number beyond the range of float64"
 NO_VALUES = np.empty(0)
 _OVERFLOW = 2**1024 - 2**970  # the least integer that rounds to no float64
-OTHER_SHAPE = "a list or a number of another shape"
 
 _MINUS_INF: dict[object, object] = {"-inf": -math.inf}
 _KINDS = {int, float, bool, str}
@@ -35,10 +34,7 @@ class Fault:
 
     index: tuple[int, ...]
     what: str
-
-    @property
-    def is_shape(self) -> bool:
-        return self.what == OTHER_SHAPE
+    is_shape: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -68,11 +64,12 @@ def nested_numbers(nested: object) -> NumberList:
     for axis, size in enumerate(shape):
         for position, item in enumerate(items):
             if not isinstance(item, list) or len(item) != size:
-                return _irregular(position, shape[:axis])
+                return _irregular(position, shape[:axis], item, f"a list of {size}")
         items = list(itertools.chain.from_iterable(items))  # type: ignore[arg-type]  # all are lists
     kinds = set(map(type, items))
     if list in kinds:  # some items are lists and others are not
-        return _irregular(next(i for i, item in enumerate(items) if isinstance(item, list)), shape)
+        position, item = next((i, item) for i, item in enumerate(items) if isinstance(item, list))
+        return _irregular(position, shape, item, "a number")
     first_boolean = next((i for i, item in enumerate(items) if isinstance(item, bool)), None) if bool in kinds else None
     first_minus_inf = items.index("-inf") if str in kinds and "-inf" in items else None
     values = _floats(items, has_strings=str in kinds) if kinds <= _KINDS else None
@@ -83,8 +80,9 @@ def nested_numbers(nested: object) -> NumberList:
     return NumberList(NO_VALUES, tuple(shape), True, first_boolean, first_minus_inf, fault)
 
 
-def _irregular(position: int, shape: Sequence[int]) -> NumberList:
-    return NumberList(NO_VALUES, (), fault=Fault(index_of(position, shape), OTHER_SHAPE))
+def _irregular(position: int, shape: Sequence[int], item: object, first: str) -> NumberList:
+    found = f"a list of {len(item)}" if isinstance(item, list) else _NAMES.get(type(item), "a number")
+    return NumberList(NO_VALUES, (), fault=Fault(index_of(position, shape), f"{found} (the first is {first})", True))
 
 
 def _floats(items: Sequence[object], *, has_strings: bool) -> Float64s | None:

@@ -6,37 +6,37 @@ decodes them). Unknown fields of a request are rejected everywhere. A caller nev
 
 from __future__ import annotations
 
-import difflib
+import re
 from collections.abc import Iterable
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, SkipValidation, ValidationError, WithJsonSchema
+from typing_extensions import TypeAliasType
 
 from service.errors import BadMask, InvalidInput, UnknownField
-from service.wire.json_document import ECHOED, words_of
+from service.wire.field_names import ECHOED, hint, instead, kind_of, words_of
 from service.wire.tensor_fields import DTYPES
 
 M = TypeVar("M", bound="StrictModel")
 
-TENSOR_OBJECT: dict[str, Any] = {
-    "type": "object",
-    "required": ["dtype", "shape", "data"],
-    "additionalProperties": False,
-    "properties": {
-        "dtype": {"enum": [dtype.name for dtype in DTYPES]},
-        "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}},
-        "data": {
-            "anyOf": [
-                {"type": "string", "contentEncoding": "base64", "description": "little-endian bytes in C order"},
-                {"type": "array", "items": {}, "description": "flat list of the values"},
-            ]
-        },
-    },
-}
+# OpenAPI shows an alias of this type as a schema of its name, of which a generator of clients makes one class.
+Dtype = TypeAliasType("Dtype", Annotated[str, WithJsonSchema({"type": "string", "enum": [one.name for one in DTYPES]})])
+Base64 = Annotated[str, WithJsonSchema({"type": "string", "contentEncoding": "base64"})]
+Rows = TypeAliasType("Rows", Annotated[list[Any], Field(description="nested lists, one level an axis")])
 
-_NESTED = {"type": "array", "items": {}, "description": "nested lists of numbers (float32)"}
-_WORDS_OF_TENSOR = "a tensor: nested lists, or an object with dtype, shape and data"
-Tensor = Annotated[Any, WithJsonSchema({"anyOf": [_NESTED, TENSOR_OBJECT], "description": _WORDS_OF_TENSOR})]
+
+class TensorObject(BaseModel):
+    """A tensor as its dtype, its sizes and its values in C order."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    dtype: Dtype = Field(description="of the values")
+    shape: list[Annotated[int, Field(ge=0)]] = Field(description="sizes of the axes")
+    data: Base64 | list[Any] = Field(description="base64 of the little-endian bytes, or a flat list of the values")
+
+
+_WORDS_OF_TENSOR = "nested lists (numbers are float32), or an object with dtype, shape and data"
+Tensor = TypeAliasType("Tensor", Annotated[Rows | TensorObject, SkipValidation, Field(description=_WORDS_OF_TENSOR)])
 
 
 class StrictModel(BaseModel):
@@ -57,25 +57,6 @@ class Problem(BaseModel):
     request_id: str = Field(description="as in X-Request-ID")
 
 
-# By another library's name: our field for the same, and the hint. The first field that the request knows gives the hint.
-_ALIASES = {
-    "attn_mask": {
-        "masks": '"masks" with the kind "attend" (true: may attend), "ignore" (true: must not) or "bias" (added)',
-        "attend_mask": '"attend_mask" (true: may attend), "ignore_mask" (true: must not) or "bias" (added)',
-    },
-    "key_padding_mask": {
-        "masks": '"masks": [{"kind": "ignore", "axes": "bs", "values": [[...]]}], without a batch "axes": "s"',
-        "ignore_mask": '"ignore_mask" with the parameter "ignore_mask_axes": "bs"',
-    },
-    "is_causal": {"masks": '"masks": [{"kind": "causal"}]', "causal": '"causal": "top_left"'},
-    "need_weights": {"weights": '"weights": "mean" or "weights": "heads"'},
-    "Q": {"query": '"query"'},
-    "K": {"key": '"key"'},
-    "V": {"value": '"value"'},
-    "hidden_states": {"query": '"query"'},
-}
-
-
 def unknown_field(
     value: Iterable[str], known: Iterable[str], where: str, thing: str = "field", *, is_key: bool = True
 ) -> UnknownField:
@@ -87,12 +68,9 @@ def unknown_field(
     names = list(known)
     unknown = next(name for name in value if name not in names)
     is_echoed = ECHOED.fullmatch(unknown) is not None
-    near = difflib.get_close_matches(unknown[:64], names, n=1)
-    alias = next((words for name, words in _ALIASES.get(unknown, {}).items() if name in names), None)
-    hint = f"; here it is {alias}" if alias else f'; did you mean "{near[0]}"?' if near else ""
     field = f'unknown {thing} "{unknown}"' if is_echoed else f"unknown {thing}"
     return UnknownField(
-        f"{field} in {words_of(where) or 'the request'}; the {thing}s are {', '.join(names)}{hint}",
+        f"{field} in {words_of(where) or 'the request'}; the {thing}s are {', '.join(names)}{hint(unknown, names)}",
         param=f"{where}/{unknown}" if is_echoed and is_key else where,
     )
 
@@ -114,6 +92,11 @@ _WORDS = {
     **dict.fromkeys(("string_unicode", "value_error"), "must be text"),
     **dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "must be an object"),
 }
+# What a field that is an object takes.
+_OBJECTS = {
+    "/weights": 'must be "heads", "mean" or an object whose form is heads, mean or top_k',
+    "/scores": "must be an object whose stage is scaled, capped or masked",
+}
 
 
 def translated(error: ValidationError) -> InvalidInput:
@@ -122,6 +105,11 @@ def translated(error: ValidationError) -> InvalidInput:
     # A discriminated union adds the tag to the location: the caller's /masks/0/offset is /masks/0/causal/offset here.
     loc = [part for i, part in enumerate(first["loc"]) if not (i == 2 and first["loc"][0] == "masks")]  # noqa: PLR2004
     param = "".join(f"/{part}" for part in loc)
-    words = _WORDS.get(first["type"], "is not valid").format_map({"expected": "", **first.get("ctx", {})})
+    kind, context = first["type"], {"expected": "", **first.get("ctx", {})}
+    words = _WORDS.get(kind, "is not valid").format_map(context)
+    if kind == "literal_error":
+        words += instead(first["input"], re.findall("'([^']*)'", context["expected"]))
+    elif kind.endswith("_type"):
+        words = f"{_OBJECTS.get(param, words)}, got {kind_of(first['input'])}"
     is_mask = len(loc) > 1 and loc[0] == "masks"
     return (BadMask if is_mask else InvalidInput)(f"{words_of(param) or 'the request'} {words}", param=param)

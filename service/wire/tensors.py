@@ -21,9 +21,11 @@ import pybase64
 import torch
 
 from service.errors import BadDtype, BadEncoding, BadShape, CostLimit, InvalidInput, UnknownField
+from service.wire.body_faults import base64_fault
+from service.wire.field_names import kind_of, nearest
 from service.wire.json_document import LongText
 from service.wire.number_list import Float64s, NumberList, at, index_of, nested_numbers
-from service.wire.tensor_fields import BY_TORCH, FLOATS, FLOATS_ARE_A_BIAS, TensorField, TensorKind
+from service.wire.tensor_fields import BY_TORCH, FLOATS, FLOATS_ARE_A_BIAS, TensorField, TensorKind, dtype_instead
 
 Values: TypeAlias = npt.NDArray[np.generic]
 Bits: TypeAlias = npt.NDArray[np.unsignedinteger]
@@ -31,6 +33,10 @@ Bits: TypeAlias = npt.NDArray[np.unsignedinteger]
 MAX_RANK = 4
 MAX_VALUES = 2**30  # more than a body of the largest configurable size can hold
 _MEMBERS = ("dtype", "shape", "data")
+_RAGGED = (
+    "; all rows need one width and all sequences one length: pad the shorter ones and mask the padding with "
+    '{"kind": "lengths"}, or send one request a sequence'
+)
 _QUAD = 4  # characters of base64 that stand for three bytes
 _PIECE = 2**20  # characters of base64 that are decoded in one call: 0.2 ms
 # The bits of +inf, and of -inf, which has the sign bit too.
@@ -60,7 +66,8 @@ def decode_tensor(value: object, field: TensorField) -> torch.Tensor:
         return _decode_data(value["data"], field, _dtype(value["dtype"], field), _shape(value["shape"], field))
     numbers = _numbers(value)
     if numbers is None:
-        raise field.error(InvalidInput, "must be nested lists of numbers, or an object with dtype, shape and data")
+        words = f"must be nested lists of numbers, or an object with dtype, shape and data, got {kind_of(value)}"
+        raise field.error(InvalidInput, words)
     if len(numbers.shape) > MAX_RANK:
         raise _rank_error(field, len(numbers.shape))
     return _numbers_to_tensor(numbers, field, field.kind.list_dtype, numbers.shape)
@@ -104,8 +111,11 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
 
 
 def _check_members(value: Mapping[str, object], field: TensorField) -> None:
-    if surplus := len(value.keys() - _MEMBERS):
-        raise field.error(UnknownField, f"has {surplus} unknown members; the members are dtype, shape and data")
+    if surplus := value.keys() - _MEMBERS:
+        near = nearest(min(surplus), _MEMBERS)
+        raise field.error(
+            UnknownField, f"has {len(surplus)} unknown members; the members are dtype, shape and data{near}"
+        )
     if missing := [name for name in _MEMBERS if name not in value]:
         raise field.error(InvalidInput, f"lacks {', '.join(missing)}")
 
@@ -113,7 +123,8 @@ def _check_members(value: Mapping[str, object], field: TensorField) -> None:
 def _dtype(name: object, field: TensorField) -> torch.dtype:
     found = field.kind.dtypes.get(name) if isinstance(name, str) else None
     if found is None:
-        words = f"the dtype of {field.words} must be one of {', '.join(field.kind.dtypes)}"
+        fitting = field.kind.dtypes
+        words = f"the dtype of {field.words} must be one of {', '.join(fitting)}{dtype_instead(name, fitting)}"
         if field.kind is TensorKind.BOOL and isinstance(name, str) and name in TensorKind.FLOAT.dtypes:
             words += f"; {FLOATS_ARE_A_BIAS}"
         raise BadDtype(words, param=f"{field.param}/dtype")
@@ -160,7 +171,7 @@ def _decode_data(data: object, field: TensorField, dtype: torch.dtype, shape: tu
         return bytes_to_tensor(content, field, dtype, shape)
     numbers = _numbers(data) if isinstance(data, list | NumberList) else None
     if numbers is None:
-        raise field.error(InvalidInput, "must have a flat list or a base64 string as data")
+        raise field.error(InvalidInput, f"must have a flat list or a base64 string as data, got {kind_of(data)}")
     if numbers.fault is None:
         if len(numbers.shape) != 1:
             raise field.error(BadShape, f"must have a flat list as data, got {len(numbers.shape)} levels")
@@ -171,8 +182,6 @@ def _decode_data(data: object, field: TensorField, dtype: torch.dtype, shape: tu
 def _decode_base64(data: str | LongText, field: TensorField) -> bytearray:
     """Return the bytes of strict base64 (RFC 4648): exactly one text is accepted for each byte string. Raises BadEncoding."""
     text = data.text if isinstance(data, LongText) else memoryview(data.encode("ascii", "replace"))  # base64 has no "?"
-    if len(text) % _QUAD:
-        raise field.error(BadEncoding, f"has {len(text)} base64 characters, expected a multiple of 4")
     decoded, end = bytearray(len(text) // _QUAD * 3), 0
     for start in range(0, len(text), _PIECE):  # in pieces, between which other threads run
         if end * _QUAD != start * 3:  # padding within the text
@@ -190,7 +199,11 @@ def _decode_base64(data: str | LongText, field: TensorField) -> bytearray:
         if tail and pybase64.b64encode(decoded[-tail:]) != text[-_QUAD:]:
             raise field.error(BadEncoding, "must be base64: the bits after the last byte must be zero")
         return decoded
-    raise field.error(BadEncoding, "must be base64 (standard alphabet, no white space)")
+    why = base64_fault(text, max(start - _PIECE, 0), start + _PIECE)
+    if len(text) % _QUAD:
+        why = why or '; pad it with "=", or is it cut off?'
+        raise field.error(BadEncoding, f"has {len(text)} base64 characters, expected a multiple of 4{why}")
+    raise field.error(BadEncoding, f"must be base64 (standard alphabet, no white space){why}")
 
 
 def _numbers(value: object) -> NumberList | None:
@@ -206,7 +219,7 @@ def _numbers_to_tensor(
     """Return the tensor of `numbers`, whose count matches `shape`; raises for the first item, in text order, of another kind."""
     fault, kind = numbers.fault, field.kind
     if fault is not None and fault.is_shape:
-        raise field.error(BadShape, f"has {fault.what}{at(fault.index)}")
+        raise field.error(BadShape, f"has {fault.what}{at(fault.index)}{_RAGGED if kind is TensorKind.FLOAT else ''}")
     odd: list[tuple[tuple[int, ...], str]] = [] if fault is None else [(fault.index, fault.what)]
     if numbers.first_boolean is not None and kind is not TensorKind.BOOL:
         odd.append((index_of(numbers.first_boolean, numbers.shape), "a boolean"))

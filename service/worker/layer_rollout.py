@@ -71,7 +71,7 @@ class LayerRollout:
         except TimeoutError:
             raise NotReady("the file could not be read in time; nothing was changed", retry_after_s=5) from None
         except LayerMissing:
-            raise LayerNotFound("the layer directory has no file of that name") from None
+            raise LayerNotFound("ATTENTION_LAYERS_DIR of this service has no file of that name") from None
         except LayerError as error:
             self.telemetry.layer_refused(name, error)
             reason, is_invalid = error.message, not isinstance(error, LayerNotLoaded)

@@ -22,7 +22,7 @@ import torch
 from service.api.auth.key_ring import KeyFile
 from service.api.outer_middleware import LayerTotals
 from service.api.request_context import SharedState
-from service.api.routes import LayerAnswer, LayerLimits, NumericsAnswer
+from service.api.routes import Layer, LayerLimits, Numerics
 from service.api.shared_work import Throttle
 from service.attention.call import Answer
 from service.attention.engine import Engine, EngineOptions, LayerCall, fingerprint, pick_device
@@ -165,9 +165,9 @@ class Service:
                 await self.shared.end()
                 self._is_over = await asyncio.to_thread(self.engine.close, CLOSE_S)
 
-    def describe(self, served: ServedLayer) -> LayerAnswer:
+    def describe(self, served: ServedLayer) -> Layer:
         layer, spec, settings = served.stored, served.spec, self.settings
-        return LayerAnswer(
+        return Layer(
             **{**spec.to_json(), "extra_keys": spec.extra_keys},
             name=layer.name,
             family=layer.family,
@@ -175,7 +175,7 @@ class Service:
             digest=layer.digest,
             stored_dtype=str(layer.dtype).removeprefix("torch."),
             batching="sequential" if served.loaded.is_sequential else "packed",
-            numerics=NumericsAnswer(**dataclasses.asdict(self.numerics), least_rows=served.loaded.least_rows),
+            numerics=Numerics(**dataclasses.asdict(self.numerics), least_rows=served.loaded.least_rows),
             limits=LayerLimits(
                 body_bytes=settings.max_body_bytes,
                 sequences=settings.max_sequences,

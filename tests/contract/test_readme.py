@@ -1,4 +1,4 @@
-"""The README and the page of settings are true; the README's commands are run by `tests/e2e/test_readme.py`."""
+"""The README, the page of settings and all links are true; the README's commands are run by `tests/e2e/test_readme.py`."""
 
 import ast
 import inspect
@@ -6,12 +6,16 @@ import itertools
 import re
 from pathlib import Path
 
+import pytest
+
 from service.layers.families import FAMILIES
 from service.settings import ENV_PREFIX, Settings
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 SETTINGS = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+CHECKPOINTS = (ROOT / "docs" / "checkpoints.md").read_text(encoding="utf-8")
+FOLDERS = ("docs", "docs/internals", "client", "examples", "loadtest", "tests")
+PAGES = sorted(page for folder in (".", *FOLDERS) for page in (ROOT / folder).glob("*.md"))
 
 
 def meanings() -> dict[str, str]:
@@ -56,11 +60,33 @@ def test_the_code_reads_every_setting():
     assert not unread
 
 
-def test_the_readme_names_every_checkpoint_family():
+def test_the_page_of_checkpoints_has_a_row_for_every_family():
     for family in FAMILIES:
-        assert f"`{family.name}`" in README
+        assert f"\n| `{family.name}` |" in CHECKPOINTS
 
 
-def test_every_linked_page_exists():
-    for link in re.findall(r"\]\(([^)#:]+)\)", README):
-        assert (ROOT / link).is_file(), link
+def prose(page: Path) -> str:
+    """The text of a page without its blocks of code."""
+    return re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_pages_are_found_and_their_headings_too():
+    assert len(PAGES) > 15
+    assert anchors(ROOT / "README.md") >= {"two-commands", "a-layer-of-your-own"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_of_a_page_leads_to_a_file_and_a_heading(page):
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{page.name}: {link}"
+        assert not anchor or target.suffix != ".md" or anchor in anchors(target), f"{page.name}: {link}"

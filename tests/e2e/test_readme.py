@@ -1,4 +1,4 @@
-"""The README as a new user follows it: its two commands, its curls, its command line."""
+"""The README as a new user follows it: its two commands, its curls, a layer of one's own, and the pages that go on from it."""
 
 import os
 import re
@@ -16,6 +16,9 @@ from tests import processes
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
+EXAMPLES, CHECKPOINTS = (
+    (ROOT / page).read_text(encoding="utf-8") for page in ("examples/README.md", "docs/checkpoints.md")
+)
 COMMAND, ASK = (str(Path(sys.executable).with_name(name)) for name in ("attention-service", "attention"))
 
 pytestmark = [
@@ -27,9 +30,9 @@ pytestmark = [
 ]
 
 
-def commands() -> list[str]:
-    """Every shell command of the README, continuation lines joined, comments dropped."""
-    lines = "\n".join(BLOCKS).replace("\\\n", " ").splitlines()
+def commands(page: str = README) -> list[str]:
+    """Every shell command of a page, continuation lines joined, comments dropped."""
+    lines = "\n".join(re.findall(r"```bash\n(.*?)```", page, re.DOTALL)).replace("\\\n", " ").splitlines()
     return [re.sub(r"\s+# .*", "", line).strip() for line in lines if line.strip()]
 
 
@@ -81,7 +84,7 @@ def test_the_first_curl_answers_as_the_readme_shows(port):
 
 @pytest.mark.long
 def test_the_same_request_in_bytes_has_the_same_answer(port, tmp_path):
-    lines = commands()
+    lines = commands(EXAMPLES)
     curl = next(line for line in lines if "animal.safetensors" in line).replace("127.0.0.1:8000", f"127.0.0.1:{port}")
     read = next(line for line in lines if "load_file" in line).replace(".venv/bin/python", sys.executable)
     answer = str(tmp_path / "answer.safetensors")
@@ -92,7 +95,8 @@ def test_the_same_request_in_bytes_has_the_same_answer(port, tmp_path):
 
 @pytest.mark.long
 def test_the_picture_of_the_readme_is_drawn_by_its_command(port, tmp_path):
-    curl = next(line for line in commands() if "draw_weights.py" in line).replace("127.0.0.1:8000", f"127.0.0.1:{port}")
+    curl = next(line for line in commands(EXAMPLES) if "draw_weights.py" in line)
+    curl = curl.replace("127.0.0.1:8000", f"127.0.0.1:{port}")
     drawn = run(curl.replace("> /tmp/weights.svg", ""))
     shown = (ROOT / "docs" / "plots" / "animal-attention.svg").read_text(encoding="utf-8")
     fresh, kept = ([float(x) for x in re.findall(r'fill-opacity="(.*?)"', text)] for text in (drawn.stdout, shown))
@@ -103,7 +107,7 @@ def test_the_picture_of_the_readme_is_drawn_by_its_command(port, tmp_path):
 @pytest.mark.long
 def test_the_other_curls_succeed(port):
     plain = [command for command in commands() if command.startswith("curl") and "animal" not in command]
-    assert len(plain) >= 3
+    assert [path in " ".join(plain) for path in ("/v1/attention", "v1/layers", "readyz", "metrics")] == [True] * 4
     for curl in plain:
         answer = run(curl.replace("127.0.0.1:8000", f"127.0.0.1:{port}"))
         assert answer.returncode == 0
@@ -122,10 +126,38 @@ def test_show_draws_the_answer_with_its_tokens(port):
     assert "* > 0.5" in drawn.stdout
 
 
+def test_a_layer_of_your_own_is_imported_served_asked_and_compared_with_torch_in_twelve_lines(tmp_path):
+    section = README.split("## A layer of your own\n")[1].split("\n## ")[0]
+    blocks = re.findall(r"```(?:bash|python)\n(.*?)```", section, re.DOTALL)
+    make, layers, serve, *_ = lines = [line for line in "".join(blocks).splitlines() if line]
+    assert len(lines) <= 12
+    free = processes.free_port()
+    env = processes.environment(port=free, workers=1)
+    env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"  # source .venv/bin/activate
+
+    def shell(line: str) -> str:
+        return subprocess.run(
+            line, shell=True, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=True
+        ).stdout
+
+    shell(make)
+    shell(layers)
+    server = subprocess.Popen(f"exec {serve}", shell=True, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL)
+    try:
+        processes.eventually(
+            lambda: processes.is_ready(f"http://127.0.0.1:{free}"), "the service is ready", within_s=60
+        )
+        (tmp_path / "ask.py").write_text(blocks[1].replace(":8000", f":{free}"), encoding="utf-8")
+        assert shell("python ask.py") == "the service and torch agree: 5 64\n"
+    finally:
+        server.send_signal(signal.SIGINT)
+        assert server.wait(40) == 0
+
+
 def test_every_named_option_exists():
-    for command in commands():
-        if not command.startswith("attention-service"):
-            continue
+    own = [command for command in commands() + commands(CHECKPOINTS) if command.startswith("attention-service")]
+    assert len(own) >= 6
+    for command in own:
         words = command.split()
         depth = 3 if words[1] == "layers" else 2
         known = run([COMMAND, *words[1:depth], "--help"], env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1"}).stdout

@@ -33,7 +33,9 @@ def engine(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[s
 
 
 class Container:
-    def __init__(self, layers: Path, *options: str, port: int | None = None, limits: tuple[str, ...] = SIZED) -> None:
+    def __init__(
+        self, layers: Path | str | None, *options: str, port: int | None = None, limits: tuple[str, ...] = SIZED
+    ) -> None:
         self.name = f"attention-{uuid.uuid4().hex[:12]}"
         self.port = port or processes.free_port()
         network = (
@@ -43,8 +45,8 @@ class Container:
         )
         # Podman makes /run and /var/tmp writable by default; docker never does.
         plain = ("--read-only-tmpfs=false",) if ENGINE == "podman" else ()
-        mount = f"--volume={layers}:/layers:ro"
-        engine("run", "--detach", f"--name={self.name}", *network, *HARDENED, *plain, *limits, mount, *options, IMAGE)
+        mount = () if layers is None else (f"--volume={layers}:/layers:ro",)
+        engine("run", "--detach", f"--name={self.name}", *network, *HARDENED, *plain, *limits, *mount, *options, IMAGE)
         self.pid = int(self.inspect("{{.State.Pid}}"))
 
     @property

@@ -93,6 +93,24 @@ def test_the_answers_have_the_bits_of_the_same_layer_here(container):
         here.process.communicate()
 
 
+@pytest.mark.parametrize("volume", [None, "attention-layers-of-a-test"])
+def test_without_layers_of_the_host_it_serves_those_of_the_image(container, volume):
+    """As compose starts it, in a volume that is new."""
+    fresh = Container(volume)
+    try:
+        fresh.wait_healthy()
+        found, expected = (
+            {one["name"]: one["digest"] for one in httpx2.get(f"{url}/v1/layers").json()["layers"]}
+            for url in (fresh.url, container.url)
+        )
+        assert found == expected
+        assert len(found) == 6
+    finally:
+        fresh.remove()
+        if volume is not None:
+            engine("volume", "rm", volume)
+
+
 def test_l12_the_service_is_process_1_and_only_its_processes_exist(container):
     inside = {inner_pid(pid): Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1] for pid in container.pids()}
     assert inside[1][:3] == ["/opt/attention/bin/python", "-m", "service.supervisor.supervisor"], (

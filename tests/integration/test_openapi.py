@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from service.api.auth.access import EXPOSED, REQUEST_HEADERS
 from service.api.openapi.examples import attend_examples
-from service.wire.attend_request import WeightsField
+from service.wire.attend_request import Weights
 from service.wire.mask_kinds import MASK_KINDS
 from tests.contract.test_error_table import CONTRACT
 from tests.integration.running import LAYERS, in_service
@@ -59,6 +60,84 @@ async def test_the_page_says_what_this_is_and_under_which_licence(service):
     assert all(scheme["description"] for scheme in page["components"]["securitySchemes"].values())
 
 
+OPERATION_IDS = """
+    healthz readyz metrics list_layers get_layer put_layer delete_layer attend attention infer infer_version server_metadata
+    server_live server_ready repository_index all_model_stats model_metadata model_metadata_version model_ready
+    model_ready_version model_config model_config_version model_stats model_stats_version
+"""
+
+
+@in_service()
+async def test_each_operation_has_a_name_that_generated_clients_keep(service):
+    page = await page_of(service)
+    found = [operation["operationId"] for operations in page["paths"].values() for operation in operations.values()]
+    assert sorted(found) == sorted(OPERATION_IDS.split())
+
+
+_REF = "#/components/schemas/{}"
+TENSORS = {
+    "AttendRequest": "query key value",
+    "AttentionRequest": "query key value past_key past_value sinks",
+    **dict.fromkeys(("AttendMask", "IgnoreMask", "BiasMask"), "values"),
+    "Answer": "output weights",
+    "AttentionAnswer": "output weights scores lse present_key present_value",
+    "TopK": "values indices rest",
+}
+
+
+def schemas_in(node: Any) -> list[dict]:
+    """The node and all schemas below it."""
+    parts = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+    return [*([node] if isinstance(node, dict) else []), *(found for part in parts for found in schemas_in(part))]
+
+
+@in_service()
+async def test_every_tensor_is_a_tensor_and_every_mask_a_mask(service):
+    schemas = (await page_of(service))["components"]["schemas"]
+    for model, fields in TENSORS.items():
+        for field in fields.split():
+            assert _REF.format("Tensor") in [
+                part.get("$ref") for part in schemas_in(schemas[model]["properties"][field])
+            ]
+    for model in ("AttendRequest", "AttentionRequest"):
+        assert schemas[model]["properties"]["masks"]["items"] == {"$ref": _REF.format("Mask")}
+    mapping = {kind: _REF.format(model.__name__) for kind, model in MASK_KINDS.items()}
+    assert schemas["Mask"]["discriminator"] == {"propertyName": "kind", "mapping": mapping}
+    assert sorted(one["$ref"] for one in schemas["Mask"]["oneOf"]) == sorted(mapping.values())
+
+
+@in_service()
+async def test_each_choice_of_several_schemas_is_among_named_ones_so_that_no_generator_makes_up_a_name(service):
+    page = await page_of(service)
+    for name, schema in page["components"]["schemas"].items():
+        assert name.lower() not in schema.get("properties", {}), (
+            "openapi-python-client would have two variables of one name"
+        )
+    for schema in schemas_in(page["components"]["schemas"]):
+        for one in [*schema.get("anyOf", []), *schema.get("oneOf", [])]:
+            assert not {"enum", "properties", "additionalProperties"} & set(one), schema
+
+
+def validator(page: dict, schema: dict) -> Draft202012Validator:
+    return Draft202012Validator({**schema, "components": page["components"]})
+
+
+@in_service()
+async def test_each_example_and_its_answer_are_what_their_schemas_say(service):
+    page = await page_of(service)
+    for path in (ATTEND, ATTENTION, "/v2/models/{layer}/infer"):
+        operation = page["paths"][path]["post"]
+        layer = next((found["example"] for found in operation["parameters"] if found.get("name") == "layer"), "")
+        asked = validator(page, operation["requestBody"]["content"]["application/json"]["schema"])
+        for name, body in examples_of(page, path).items():
+            answer = await service.client.post(path.format(layer=layer), json=body)
+            assert answer.status_code == CONTRACT.get(name, 200)
+            known = resolved(page, operation["responses"][str(answer.status_code)])["content"]
+            validator(page, known[answer.headers["content-type"]]["schema"]).validate(answer.json())
+            if name not in CONTRACT:
+                asked.validate(body)
+
+
 IS_RANGE = re.compile(r"\b(from|at least|above|any|to) |> 0")
 
 
@@ -69,12 +148,12 @@ async def test_every_field_of_every_body_is_described_with_its_default_and_range
         for field, found in schema.get("properties", {}).items():
             where, words = f"{name}.{field}", found.get("description", "")
             assert words, where
-            if not name.endswith(("Request", "Field", "Mask", "Input", "Output", "Parameters")):
+            if not name.endswith(("Request", "Weights", "Scores", "Mask", "Input", "Output", "Parameters")):
                 continue
-            if field not in schema.get("required", []) and found.get("default") is None:
+            if field not in schema.get("required", []):
                 assert re.search(r"default: |ignored|only there|only with|comes with", words), where
             for part in [found, *found.get("anyOf", [])]:
-                if part.get("type") in ("integer", "number") and name not in ("BatchField", "TimingField"):
+                if part.get("type") in ("integer", "number"):
                     assert {"minimum", "maximum"} & set(part) or IS_RANGE.search(words), where
 
 
@@ -131,7 +210,7 @@ async def test_each_kind_of_mask_each_form_of_weights_and_base64_has_an_example(
         examples = examples_of(page, path)
         for kind in MASK_KINDS:
             assert [mask["kind"] for mask in examples[f"mask_{kind}"]["masks"]] == [kind]
-        for form in get_args(WeightsField.model_fields["form"].annotation):
+        for form in get_args(Weights.model_fields["form"].annotation):
             assert examples[f"weights_{form}"]["weights"]["form"] == form
         assert isinstance(examples["weights_short"]["weights"], str)
         assert isinstance(examples["base64"]["query"]["data"], str)

@@ -25,7 +25,7 @@ def test_the_version_is_printed():
 
 @pytest.mark.parametrize(
     ("typed", "offered"),
-    [("h", ["health"]), ("layers ", ["check", "import", "list"])],
+    [("h", ["health"]), ("layers ", ["check", "import", "list", "remove"])],
 )
 def test_the_shell_completes_commands(typed, offered):
     words = f"attention-service {typed}"
@@ -99,6 +99,30 @@ def test_a_stdout_that_cannot_be_written_is_one_sentence(tmp_path, command):
     line = "attention-service: a write failed: No space left on device"
     assert (found.returncode, found.stderr.splitlines()[-1]) == (1, line)
     assert len(found.stderr.splitlines()) == 1 + (command == "keys new"), "that command prints its secret to stderr"
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["--version", "--help", "keys new", "keys new --help", "layers list --layers-dir .", "layers list --help"],
+)
+@pytest.mark.parametrize("stdout", [">&-", "</dev/null 1<&0"])
+def test_a_result_that_a_closed_stdout_loses_is_an_error(tmp_path, command, stdout):
+    done = in_shell(tmp_path, f"{command} {stdout}")
+    line = "attention-service: a write failed: stdout is closed"
+    assert (done.returncode, done.stdout, done.stderr.splitlines()[-1]) == (1, "", line)
+    assert len(done.stderr.splitlines()) == 1 + (command == "keys new"), "that command prints its secret to stderr"
+
+
+@pytest.mark.parametrize("stderr", ["2>&-", "2>/dev/null", "2>/dev/full"])
+def test_a_key_that_cannot_be_printed_is_an_error_and_has_no_line(tmp_path, stderr):
+    done = in_shell(tmp_path, f"keys new {stderr}")
+    assert (done.returncode, done.stdout) == (1, "")
+
+
+def in_shell(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
+    where = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    words = ["bash", "-c", f"exec {sys.executable} -m service {command}"]
+    return subprocess.run(words, capture_output=True, text=True, check=False, cwd=folder, env=where)
 
 
 def test_a_file_that_may_not_grow_is_one_sentence_too(tmp_path):

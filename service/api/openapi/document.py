@@ -15,6 +15,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from service.api.attend_route import ATTENTION_ROUTE, BODY_CODINGS, INFER_CODINGS, INFER_ROUTES, ROUTE
@@ -22,10 +23,10 @@ from service.api.openapi.examples import attend_examples, attention_examples, er
 from service.api.problems import is_inference, problem_responses
 from service.api.reply import JSON, OCTET_STREAM, SAFETENSORS
 from service.attention.spec import LayerSpec
-from service.wire.answer import AttendAnswer, AttentionReply
+from service.wire.answer import Answer, AttentionAnswer
 from service.wire.attend_request import AttendRequest
 from service.wire.attention_request import AttentionRequest
-from service.wire.inference_codec import VERSION, InferAnswer, InferenceError, InferRequest
+from service.wire.inference_codec import VERSION, InferAnswer, InferAttentionRequest, InferenceError, InferRequest
 from service.wire.schemas import Problem
 
 _REF = "#/components/schemas/{model}"
@@ -76,6 +77,10 @@ _INFER_DESCRIPTION = (
     "`past_value` and `sinks`, the parameters `scale`, `softcap`, `scores`, `lse` and `present`, and outputs of those names "
     "(`present_key`, `present_value`)."
 )
+_HOT_BODIES: tuple[type[BaseModel], ...] = (
+    *(AttendRequest, AttentionRequest, InferRequest, InferAttentionRequest),
+    *(Answer, AttentionAnswer, InferAnswer, Problem, InferenceError),
+)
 _HOT = (ROUTE, ATTENTION_ROUTE, *INFER_ROUTES)
 _TEXT, _COUNT = {"type": "string"}, {"type": "integer", "minimum": 0}
 _ANY = ("X-Request-ID", "traceparent", "tracestate")
@@ -83,6 +88,10 @@ _FRAMED = "Inference-Header-Content-Length"
 _ID = "in the answer and the log if it is 1 to 128 of A-Z a-z 0-9 . _ : / + = @ -; default: made"
 _DEADLINE = "shortens the deadline, which begins when the body is complete; default: ATTENTION_REQUEST_TIMEOUT_MS"
 _CODING = "of the body; default: none"
+_CODINGS = {
+    name: {"type": "string", "enum": [*map(bytes.decode, codings)]}
+    for name, codings in (("ContentEncoding", BODY_CODINGS), ("InferContentEncoding", INFER_CODINGS))
+}
 _REQUEST_HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
     "X-Request-ID": (_ID, _TEXT),
     "traceparent": ("W3C trace context, continued where ATTENTION_TRACES is on; default: a new trace", _TEXT),
@@ -90,8 +99,8 @@ _REQUEST_HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
     "X-Request-Timeout-Ms": (_DEADLINE, {"type": "integer", "minimum": 1}),
     "Accept-Encoding": ("content codings of the answer; default: identity; several are an offer, not a request", _TEXT),
     _FRAMED: ("bytes of the JSON, where the bytes of tensors follow it; default: all is JSON", _COUNT),
-    "Content-Encoding-v1": (_CODING, {"type": "string", "enum": [*map(bytes.decode, BODY_CODINGS)]}),
-    "Content-Encoding-v2": (_CODING, {"type": "string", "enum": [*map(bytes.decode, INFER_CODINGS)]}),
+    "Content-Encoding-v1": (_CODING, {"$ref": _REF.format(model="ContentEncoding")}),
+    "Content-Encoding-v2": (_CODING, {"$ref": _REF.format(model="InferContentEncoding")}),
 }
 _ANSWER_HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
     "X-Request-ID": ("that of the request, or a made one; name it when you report a fault", _TEXT),
@@ -126,21 +135,20 @@ def write_openapi(
         routes=app.routes,
     )
     # FastAPI has the schemas of all bodies but those of the hot routes.
-    _, hot_schemas = models_json_schema(
-        [(model, "validation") for model in (AttendRequest, AttentionRequest, InferRequest)]
-        + [(model, "serialization") for model in (AttendAnswer, AttentionReply, Problem, InferAnswer, InferenceError)],
-        ref_template=_REF,
-    )
+    _, hot_schemas = models_json_schema([(model, "validation") for model in _HOT_BODIES], ref_template=_REF)
     layer, spec = examples_for or (None, None)
     page["paths"] = paths = dict(sorted((page["paths"] | _hot_paths(spec)).items()))
     page["components"] = {
-        "schemas": page["components"]["schemas"] | hot_schemas["$defs"],
+        "schemas": page["components"]["schemas"] | hot_schemas["$defs"] | _CODINGS,
         "responses": _error_answers("v1") | _error_answers("v2"),
         "parameters": _PARAMETERS,
         "headers": _HEADERS,
     }
     for name in ("HTTPValidationError", "ValidationError"):
         page["components"]["schemas"].pop(name, None)
+    for schema in page["components"]["schemas"].values():
+        for field in schema.get("properties", {}).values():
+            field.pop("default", None)  # openapi-typescript requires a field that has one; the description tells it
     if any(map(needs_key, paths)):
         page["components"]["securitySchemes"] = _KEY_SCHEMES
     for path, operations in paths.items():
@@ -182,7 +190,7 @@ def _hot_paths(spec: LayerSpec | None) -> dict[str, dict[str, Any]]:
         "description": _DESCRIPTION,
         "operationId": "attend",
         "requestBody": {"required": True, "content": _content("AttendRequest", SAFETENSORS, for_layer)},
-        "responses": _success("the layer's answer", "AttendAnswer", SAFETENSORS),
+        "responses": _success("the layer's answer", "Answer", SAFETENSORS),
     }
     attention = {
         "tags": ["attention"],
@@ -190,14 +198,17 @@ def _hot_paths(spec: LayerSpec | None) -> dict[str, dict[str, Any]]:
         "description": _ATTENTION_DESCRIPTION,
         "operationId": "attention",
         "requestBody": {"required": True, "content": _content("AttentionRequest", SAFETENSORS, attention_examples())},
-        "responses": _success("the output and what else was asked for", "AttentionReply", SAFETENSORS),
+        "responses": _success("the output and what else was asked for", "AttentionAnswer", SAFETENSORS),
     }
     infer = {
         "tags": ["open inference protocol"],
         "summary": "Infer: the same layers for the protocol's own clients",
         "description": _INFER_DESCRIPTION,
         "operationId": "infer",
-        "requestBody": {"required": True, "content": _content("InferRequest", OCTET_STREAM, for_model)},
+        "requestBody": {
+            "required": True,
+            "content": _content("InferRequest InferAttentionRequest", OCTET_STREAM, for_model),
+        },
         "responses": _success("the model's outputs", "InferAnswer", OCTET_STREAM),
     }
     operations = (attend, attention, infer, infer | {"operationId": "infer_version"})
@@ -208,9 +219,10 @@ def _success(meaning: str, model: str, binary: bytes) -> dict[str, Any]:
     return {"200": {"description": meaning, "content": _content(model, binary)}}
 
 
-def _content(model: str, binary: bytes, examples: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return the two forms of a body: JSON by `model`, and the media type `binary`."""
-    as_json: dict[str, Any] = {"schema": {"$ref": _REF.format(model=model)}}
+def _content(models: str, binary: bytes, examples: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return the two forms of a body: JSON by one of the models, whose names have blanks between, and the type `binary`."""
+    refs = [{"$ref": _REF.format(model=model)} for model in models.split()]
+    as_json: dict[str, Any] = {"schema": refs[0] if len(refs) == 1 else {"anyOf": refs}}
     if examples:
         as_json["examples"] = examples
     return {JSON.decode("ascii"): as_json, binary.decode("ascii"): {"schema": {"type": "string", "format": "binary"}}}

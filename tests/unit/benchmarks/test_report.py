@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import report
 from benchmarks.plots import digest, drawn, heading
-from benchmarks.report import claims
+from benchmarks.report import claims, sentence
 from benchmarks.tables import number, performance, with_range
 from tests.unit.benchmarks.doubles import MACHINE, part, sample
 
@@ -67,6 +67,23 @@ def test_pages_and_pictures_name_the_processor_and_mark_older_code_and_another_p
     assert f"16 tokens, one caller (**older code, another processor**: {origin})" in claims(
         parts | {"w2c1": dataclasses.replace(old, name="w2c1")}
     )
+
+
+def test_the_sentence_of_the_readme_names_processor_date_and_how_many_targets_are_missed():
+    machine = MACHINE | {"cpu": "AMD EPYC"}
+    short = part("w2", [sample(0, "service", 900), sample(0, "bound", 1000), sample(0, "mosec", 300)], machine=machine)
+    text = sentence({"w1": dataclasses.replace(W1, machine=machine), "w2": short})
+    assert text.startswith("On AMD EPYC, 2 cores (2026-11-21), the service has ")
+    assert "1.70 to 3.00 times the requests/s of Mosec with tensors as bytes" in text
+    assert "0.850 to 0.900 times the speed of plain torch" in text
+    assert "lists" not in text, "that was not measured"
+    assert "; of 18 targets 3 are met, 1 missed, 14 not measured ([" in text
+
+
+def test_the_sentence_of_the_readme_marks_older_code():
+    later = dataclasses.replace(W1, measured_at="2026-11-22 10:00 UTC", commit="9999999")
+    old = part("w2json", [sample(0, "service", 850), sample(0, "mosec", 500)])
+    assert "1.70 times with lists (**older code**: " in sentence({"w1": later, "w2json": old})
 
 
 def test_claims_of_several_days_name_the_first_and_the_last():

@@ -1,6 +1,7 @@
 """`attention-service health`: its exit code and output for each answer."""
 
 import socket
+import subprocess
 import sys
 
 import pytest
@@ -148,3 +149,11 @@ def test_port_zero_cannot_be_checked(monkeypatch):
     assert service_url("http://127.0.0.1:1") == "http://127.0.0.1:1"
     with pytest.raises(SettingsError, match="give --url"):
         service_url(None)
+
+
+@pytest.mark.parametrize("stdout", [">&-", ">/dev/full"])
+def test_a_stdout_that_takes_nothing_does_not_make_a_service_unready(stdout):
+    """The exit code is the answer."""
+    with answering(200, READY) as (url, _):
+        words = ["bash", "-c", f"exec {sys.executable} -m service health --url {url} {stdout}"]
+        assert subprocess.run(words, check=False).returncode == 0

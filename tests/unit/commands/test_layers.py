@@ -15,7 +15,9 @@ from safetensors.torch import save_file
 from service import cli
 from service.commands import layers as commands
 from service.layers import store
-from service.layers.store import Store
+from service.layers.importer import import_layer
+from service.layers.store import Store, StoredLayer
+from service.settings import load_settings
 from tests.unit.layers.checkpoints import linears, random, save_safetensors
 
 SIZES = [(12, 3), (64, 4)]
@@ -43,6 +45,10 @@ def gpt2(width: int, seed: int = 0) -> dict[str, torch.Tensor]:
     return {f"h.0.attn.{key}": value for key, value in made.items()}
 
 
+def curl(method: str) -> str:
+    return f'curl -X {method} http://127.0.0.1:8000/v1/layers/mine -H "Authorization: Bearer $KEY"'
+
+
 def file(tmp_path: Path, tensors: dict[str, torch.Tensor], name: str = "x.safetensors") -> Path:
     return save_safetensors(tmp_path / name, tensors)
 
@@ -54,37 +60,73 @@ def test_an_import_prints_family_heads_dtype_and_parity(run_command, tmp_path, w
     path = file(tmp_path, {key: value.to(dtype) for key, value in gpt2(width).items()})
     code, out, err = run_command("import", path, "--name", "mine", "--heads", heads)
     assert (code, err) == (0, "")
-    first, second, third = out.splitlines()
+    first, second, third, *last = out.splitlines()
     kind = str(dtype).removeprefix("torch.")
     start = f"mine: family gpt2, {width} wide, {heads} heads of {width // heads}, {kind}, sha256:"
     assert first.startswith(start)
     assert second.startswith("mine: parity with float64: max abs error output ")
     assert float(second.split("output ")[1].split(" ")[0]) < 1e-5
     assert third == 'mine: its model masks the future; send "masks": [{"kind": "causal"}] with each request'
+    assert last == [
+        f"mine: wrote {tmp_path}/layers/mine.safetensors",
+        f"mine: a running service serves it after a restart, or with an admin key: {curl('PUT')}",
+    ]
     plain = file(tmp_path, linears("", *(f"linears.{i}" for i in range(4)), width=width), "annotated.safetensors")
-    assert len(run_command("import", plain, "--name", "plain", "--heads", heads)[1].splitlines()) == 2
+    assert len(run_command("import", plain, "--name", "plain", "--heads", heads)[1].splitlines()) == 4
     assert run_command("check", "mine", path, "--heads", heads)[1].endswith("; the same digest: parity\n")
 
 
 @pytest.mark.parametrize(("width", "heads"), SIZES)
 def test_another_layer_is_overwritten_only_with_replace(run_command, tmp_path, width, heads):
-    """The same layer again is fine, also from a file of another name."""
+    """The same layer again, also from a file of another name, is left as it is."""
     first, second = file(tmp_path, gpt2(width)), file(tmp_path, gpt2(width, seed=5), "y.safetensors")
     ask = ("--name", "mine", "--heads", heads)
     assert run_command("import", first, *ask)[0] == 0
-    assert run_command("import", first.rename(tmp_path / "z.safetensors"), *ask)[0] == 0
+    code, out, _ = run_command("import", first.rename(tmp_path / "z.safetensors"), *ask)
+    assert (code, out.splitlines()[3]) == (0, f"mine: {tmp_path}/layers/mine.safetensors holds it already")
     store = Store(tmp_path / "layers")
     digest = store.load("mine").digest
     code, out, err = run_command("import", second, *ask)
     assert (code, out) == (1, "")
     assert err == (
-        'attention-service: layer "mine" exists with other tensors or options, from z.safetensors h.0.attn (gpt2); '
+        'attention-service: layer "mine" exists with other tensors or options, from x.safetensors h.0.attn (gpt2); '
         "choose another --name, or overwrite it with --replace\n"
     )
     assert run_command("import", tmp_path / "z.safetensors", *ask, "--scale", 0.125)[0] == 1
     assert store.load("mine").digest == digest
     assert run_command("import", second, *ask, "--replace")[0] == 0
     assert store.load("mine").digest != digest
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_an_import_that_another_one_overtakes_is_as_if_it_came_second(run_command, tmp_path, monkeypatch, is_same):
+    """The other one stores its layer after this one has looked for one."""
+    ours, theirs = file(tmp_path, gpt2(12)), file(tmp_path, gpt2(12, seed=0 if is_same else 5), "y.safetensors")
+    other = import_layer(theirs, name="mine", heads=3)
+    compare = commands._parity
+
+    def overtaken(*layers: StoredLayer) -> tuple[bool, str]:
+        Store(tmp_path / "layers").save(other)
+        return compare(*layers)
+
+    monkeypatch.setattr(commands, "_parity", overtaken)
+    code, out, err = run_command("import", ours, "--name", "mine", "--heads", 3)
+    assert Store(tmp_path / "layers").load("mine").source == other.source
+    if is_same:
+        assert (code, err) == (0, "")
+        assert f"mine: {tmp_path}/layers/mine.safetensors holds it already\n" in out
+    else:
+        assert (code, out) == (1, "")
+        assert err.startswith('attention-service: layer "mine" exists with other tensors or options, from y.safet')
+
+
+def test_a_link_to_nothing_is_overwritten_only_with_replace(run_command, tmp_path):
+    ask = ("import", file(tmp_path, gpt2(12)), "--name", "mine", "--heads", 3)
+    (tmp_path / "layers").mkdir()
+    (tmp_path / "layers" / "mine.safetensors").symlink_to("nothing")
+    why = f"--layers-dir {tmp_path}/layers: a file has the name of the layer; --replace overwrites it"
+    assert run_command(*ask) == (1, "", f"attention-service: {why}\n")
+    assert run_command(*ask, "--replace")[0] == 0
 
 
 def test_a_file_that_cannot_be_read_is_overwritten_only_with_replace(run_command, tmp_path):
@@ -101,7 +143,8 @@ def test_a_file_that_cannot_be_read_is_overwritten_only_with_replace(run_command
 
 def test_replace_is_not_offered_where_the_directory_is_a_file(run_command, tmp_path):
     (tmp_path / "layers").touch()
-    expected = (1, "", 'attention-service: layer "mine": the layer directory cannot be written\n')
+    why = f'--layers-dir {tmp_path}/layers: layer "mine": the layer directory cannot be written'
+    expected = (1, "", f"attention-service: {why}\n")
     assert run_command("import", file(tmp_path, gpt2(12)), "--name", "mine", "--heads", 3) == expected
 
 
@@ -142,6 +185,21 @@ def test_the_pairs_of_a_map_may_be_written_in_every_usual_way(run_command, tmp_p
         assert out.startswith(f"mine: family mapped, {width} wide, {heads} heads of {width // heads}, float32, sha256:")
     assert run_command("check", "mine", path, "--heads", heads, "--map", *MAP)[1].endswith("the same digest: parity\n")
     assert run_command("check", "--map", *MAP, "mine", path, "--heads", heads)[1].endswith("the same digest: parity\n")
+
+
+def test_ignored_keys_are_left_out_by_import_and_check(run_command, tmp_path):
+    """An option for each key, before or behind the pairs of a map."""
+    extra = {"m.q_norm.weight": random(4), "m.k_norm.weight": random(4)}
+    path, ask = file(tmp_path, {**linears("m.", *"abcd", width=12), **extra}), ("--heads", 3, "--map", *MAP)
+    code, out, err = run_command("import", path, "--name", "mine", *ask, "--ignore", "m.q_norm.weight")
+    assert (code, out) == (1, "")
+    assert err.endswith(
+        "the module has keys that the map does not name "
+        "(--ignore KEY, once for each, leaves out what does not change attention): 'm.k_norm.weight'\n"
+    )
+    both = [word for key in extra for word in ("--ignore", key)]
+    assert run_command("import", path, "--name", "mine", *both, *ask)[0] == 0
+    assert run_command("check", "mine", path, *ask, *both)[1].endswith("the same digest: parity\n")
 
 
 @pytest.mark.parametrize(("width", "heads"), SIZES)
@@ -228,7 +286,7 @@ def test_a_list_says_which_file_the_service_does_not_serve_for_its_name(run_comm
     layers = tmp_path / "layers"
     (layers / "good.safetensors").rename(layers / f"{os.fsdecode(name)}.safetensors")
     code, out, err = run_command("list")
-    shown = os.fsdecode(name).replace("\udcff", "?")  # pytest's stderr; the interpreter's escapes it
+    shown = os.fsdecode(name).replace("\udcff", "\\udcff")
     assert (code, len(out.splitlines())) == (1, 1)
     assert err == f'layer "{shown}": no layer can have this name, so the service does not serve it\n'
 
@@ -250,3 +308,135 @@ def test_a_list_imports_neither_torch_nor_numpy_nor_the_settings(tmp_path):
     )
     found = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True)
     assert found.stdout.splitlines()[-1] == "set()"
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (dict(heads=3, scale=0.5), "scale: 0.25 stored, 0.5 in the source"),
+        (
+            dict(heads=4),
+            "heads: 3 stored, 4 in the source; kv heads: 3 stored, 4 in the source; head width: 4 stored, 3 in ",
+        ),
+        (dict(heads=3, bias=False), "biases: query, key, value, output stored, none in the source"),
+        (
+            dict(heads=3, width=24),
+            "query width: 12 stored, 24 in the source; key width: 12 stored, 24 in the source; value",
+        ),
+    ],
+    ids=str,
+)
+def test_a_check_says_in_what_the_source_differs(run_command, tmp_path, changed, said):
+    """And it gives both values."""
+
+    def words(heads: int, scale: float = 0.25, *, width: int = 12, bias: bool = True) -> list[object]:
+        tensors = linears("m.", *"abcd", width=width, bias=bias)
+        return [file(tmp_path, tensors), "--heads", heads, "--scale", scale, "--map", *MAP]
+
+    assert run_command("import", "--name", "mine", *words(3))[0] == 0
+    code, out, err = run_command("check", "mine", *words(**changed))
+    assert (code, out) == (1, "")
+    assert err.startswith(f"attention-service: the stored layer is not that of the source: {said}")
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--heads", 0),
+        ("--heads", 5000),
+        ("--heads", "two"),
+        *(("--scale", value) for value in (0, -1, "nan", "inf", 1e-60)),
+    ],
+)
+def test_an_option_that_cannot_be_is_named(run_command, tmp_path, option, value):
+    code, out, err = run_command("import", file(tmp_path, gpt2(12)), "--name", "mine", option, value)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"attention-service: Invalid value for '{option}': ")
+
+
+NO_NAMES = ["../mine", "mine.safetensors/", "/etc/passwd", "Mine", "", "..", "a" * 65, "mine\n", "sdpa"]
+
+
+@pytest.mark.parametrize("name", NO_NAMES)
+def test_a_name_that_no_layer_can_have_is_refused_by_every_command(run_command, tmp_path, name):
+    path, rule = file(tmp_path, gpt2(12)), "must be 1 to 64 of a-z, 0-9, dot, underscore and hyphen, beginning with"
+    for words, what in (
+        (("import", path, "--name", name), "--name"),
+        (("check", name, path), "NAME"),
+        (("remove", name), "NAME"),
+    ):
+        code, out, err = run_command(*words)
+        assert (code, out) == (1, "")
+        assert err.startswith(f"attention-service: {what} {rule}")
+
+
+def test_a_removed_layer_is_gone_and_the_others_stay(run_command, tmp_path):
+    for name in ("mine", "other"):
+        assert run_command("import", file(tmp_path, gpt2(12)), "--heads", 3, "--name", name)[0] == 0
+    code, out, err = run_command("remove", "mine")
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [
+        f"mine: removed {tmp_path}/layers/mine.safetensors",
+        f"mine: a running service serves it until a restart, or with an admin key: {curl('DELETE')}",
+    ]
+    assert Store(tmp_path / "layers").names() == ["other"]
+    why = f'the layer directory {tmp_path}/layers has no layer "mine"; it has other'
+    assert run_command("remove", "mine") == (1, "", f"attention-service: {why}\n")
+
+
+@pytest.mark.parametrize("content", [b"notes", b"\2\0\0\0\0\0\0\0{}"])
+def test_a_file_that_is_no_stored_layer_is_not_removed(run_command, tmp_path, content):
+    path = tmp_path / "layers" / "mine.safetensors"
+    path.parent.mkdir()
+    path.write_bytes(content)
+    why = f"{path} is not removed: the file is no stored layer; `layers import` makes one of a checkpoint"
+    assert run_command("remove", "mine") == (1, "", f"attention-service: {why}\n")
+    assert path.read_bytes() == content
+
+
+def test_a_link_is_removed_and_not_what_it_leads_to(run_command, tmp_path):
+    assert run_command("import", file(tmp_path, gpt2(12)), "--heads", 3, "--name", "mine")[0] == 0
+    (tmp_path / "layers" / "link.safetensors").symlink_to("mine.safetensors")
+    assert run_command("remove", "link")[0] == 0
+    assert Store(tmp_path / "layers").names() == ["mine"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "address"),
+    [
+        ({"PORT": "9000"}, "http://127.0.0.1:9000"),
+        ({"PORT": "0"}, "http://127.0.0.1:8000"),
+        ({"PORT": "x"}, "http://127.0.0.1:8000"),
+        ({"TLS_CERT_FILE": "x"}, "https://127.0.0.1:8000"),
+    ],
+    ids=str,
+)
+def test_the_command_for_a_running_service_has_the_address_of_these_settings(
+    run_command, tmp_path, monkeypatch, variables, address
+):
+    """An address that is not known, or not valid, does not fail an import."""
+    for name, value in variables.items():
+        monkeypatch.setenv(f"ATTENTION_{name}", value)
+    code, out, _ = run_command("import", file(tmp_path, gpt2(12)), "--heads", 3, "--name", "mine")
+    assert code == 0
+    assert f"curl -X PUT {address}/v1/layers/mine " in out.splitlines()[-1]
+
+
+@pytest.mark.parametrize("variable", [None, ""])
+def test_every_command_uses_the_directory_that_make_run_serves(run_command, tmp_path, monkeypatch, variable):
+    """An empty variable is as none, as for the service."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ATTENTION_LAYERS_DIR")
+    if variable is not None:
+        monkeypatch.setenv("ATTENTION_LAYERS_DIR", variable)
+    path = file(tmp_path, gpt2(12))
+    assert (
+        run_command("import", path, "--heads", 3, "--name", "mine")[1].splitlines()[3]
+        == "mine: wrote .layers/mine.safetensors"
+    )
+    makefile = (Path(cli.__file__).parents[1] / "Makefile").read_text(encoding="utf-8")
+    assert f"\nLAYERS := {load_settings().layers_dir}\n" in makefile
+    assert Store(load_settings().layers_dir).names() == ["mine"]
+    assert run_command("check", "mine", path, "--heads", 3)[0] == 0
+    assert len(run_command("list")[1].splitlines()) == 2
+    assert run_command("remove", "mine")[1].startswith("mine: removed .layers/mine.safetensors\n")

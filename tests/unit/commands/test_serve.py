@@ -87,5 +87,38 @@ def test_a_layer_directory_that_cannot_be_read_is_one_sentence_with_its_path(tmp
         cli.main()
     out, err = capfd.readouterr()
     assert (ended.value.code, out, err.count("\n")) == (1, "", 1)
-    start = f"attention-service: ATTENTION_LAYERS_DIR: {tmp_path / place} cannot be read: "
+    start = f"attention-service: --layers-dir: {tmp_path / place} cannot be read: "
     assert err.startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "fits"),
+    [
+        ("port", "99999", "Input should be less than or equal to 65535"),
+        ("workers", "-1", "Input should be greater than or equal to 0"),
+        ("dtype", "int8", "Input should be 'float32', 'bfloat16' or 'float16'"),
+        ("device", "tpu", "Input should be 'auto', 'cpu' or 'cuda'"),
+        ("layers-dir", "none", "none cannot be read: No such file or directory"),
+    ],
+)
+def test_a_value_is_refused_under_the_name_that_the_user_gave_it(tmp_path, monkeypatch, capfd, name, value, fits):
+    """As an option it has another name than as a variable."""
+    monkeypatch.chdir(tmp_path)
+    shown = f"--{name}" if name == "layers-dir" else f"--{name} {value}"
+    for words, origin in (([f"--{name}", value], shown), ([], f"ATTENTION_{name.upper().replace('-', '_')}")):
+        if not words:
+            monkeypatch.setenv(origin, value)
+        monkeypatch.setattr(sys, "argv", ["attention-service", "serve", *words])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert (ended.value.code, *capfd.readouterr()) == (1, "", f"attention-service: {origin}: {fits}\n")
+
+
+def test_the_default_of_an_option_is_named_by_the_option(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ATTENTION_LAYERS_DIR", raising=False)
+    monkeypatch.setattr(sys, "argv", ["attention-service", "serve"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    line = "attention-service: --layers-dir: .layers cannot be read: No such file or directory\n"
+    assert capfd.readouterr().err == line

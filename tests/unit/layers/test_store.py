@@ -7,6 +7,8 @@ import errno
 import io
 import json
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ import safetensors.torch
 import torch
 
 from service.errors import LayerError, LayerNotLoaded
-from service.layers.store import Store, StoredLayer
+from service.layers.store import LayerExists, Store, StoredLayer
 from tests.unit.layers.checkpoints import spec, stored
 from tests.unit.layers.refusals import refused_load
 
@@ -106,6 +108,32 @@ def test_a_failed_save_leaves_the_old_layer_and_nothing_else(store, monkeypatch)
         store.save(stored(scale=0.25))
     monkeypatch.undo()
     assert store.load("tiny").digest == old.digest
+    assert [entry.name for entry in store.directory.iterdir()] == ["tiny.safetensors"]
+
+
+@pytest.mark.parametrize("has_links", [True, False], ids=["hard links", "none"])
+def test_of_several_layers_that_are_saved_under_one_name_at_once_one_is_stored(store, monkeypatch, has_links):
+    """Also where the file system has no hard links."""
+
+    def refused(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    if not has_links:
+        monkeypatch.setattr(os, "link", refused)
+    layers = [stored(scale=1 / (1 + number)) for number in range(6)]
+    start = threading.Barrier(len(layers))
+
+    def save(layer: StoredLayer) -> bool:
+        start.wait()
+        try:
+            return bool(store.save(layer, replace=False))
+        except LayerExists:
+            return False
+
+    with ThreadPoolExecutor(len(layers)) as pool:
+        is_stored = list(pool.map(save, layers))
+    assert is_stored.count(True) == 1
+    assert store.load("tiny").digest == layers[is_stored.index(True)].digest
     assert [entry.name for entry in store.directory.iterdir()] == ["tiny.safetensors"]
 
 

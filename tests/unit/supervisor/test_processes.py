@@ -16,6 +16,7 @@ from service.supervisor.processes import (
     Relay,
     StartError,
     max_connections,
+    print_error,
     raise_descriptor_limit,
     reserve_port,
     set_nonblocking,
@@ -290,3 +291,9 @@ def test_a_signal_is_kept_until_the_next_wait_with_any_threads():
 def test_each_child_has_a_channel_of_its_own_which_ends_with_it():
     done = subprocess.run([sys.executable, "-c", CHANNELS], check=True, capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines() == ["2 2", "(3, True)", "(3, True)"]
+
+
+def test_the_reason_of_a_refused_start_is_one_line_without_controls(capfd):
+    print_error('layer "small": the file says \x1b[2J\nattention-service: all is well')
+    line = 'attention-service: layer "small": the file says \\x1b[2J\\nattention-service: all is well\n'
+    assert capfd.readouterr() == ("", line)

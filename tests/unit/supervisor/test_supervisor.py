@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Collection
 
 import pytest
 
@@ -131,7 +132,8 @@ class Outcome:
         self.cleaned_up = list[int]()
         self.lines = []
         self.exit_code = None
-        supervisor = Supervisor(plan, system, self.cleaned_up.append, self.log)
+        self.ready = list[Collection[str]]()
+        supervisor = Supervisor(plan, system, self.cleaned_up.append, self.log, self.ready.append)
         with contextlib.suppress(ScriptEnded):
             self.exit_code = supervisor.run()
 
@@ -154,7 +156,7 @@ def test_a_plan_survives_the_exec_and_the_environment_is_no_argument(monkeypatch
 
     monkeypatch.setattr(os, "execve", execve)
     monkeypatch.setattr(signal, "pthread_sigmask", lambda *_: None)
-    plan = Plan(["run", "it"], "::1", 80, 3, 31.5, 60.0, run_dir)
+    plan = Plan(["run", "it"], "::1", 80, 3, 31.5, 60.0, run_dir, "starts\n", colours=True)
     with pytest.raises(SystemExit):
         exec_supervisor(plan, {"A": "secret"})
     ((_, command, environment),) = execs
@@ -168,6 +170,14 @@ def test_the_supervisor_imports_neither_torch_nor_the_libraries_of_a_worker():
     modules = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
     heavy = {"torch", "numpy", "pydantic", "structlog", "prometheus_client", "uvicorn", "asyncio", "fastapi"}
     assert heavy.isdisjoint(modules)
+
+
+def test_readiness_is_reported_once_with_the_served_layers():
+    ready = WorkerStatus(State.READY, version=1, found={"small": "sha256:1"})
+    starting = FakeSystem(("report", 0, ready))
+    assert Outcome(starting).ready == []
+    system = FakeSystem(("report", 0, ready), ("report", 1, ready), ("exit", 1001, 1), ("due",), ("report", 0, ready))
+    assert Outcome(system).ready == [{"small": "sha256:1"}]
 
 
 def test_the_supervisor_starts_every_slot_with_its_arguments():

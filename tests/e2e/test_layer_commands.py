@@ -1,0 +1,123 @@
+"""`layers import` and `layers remove` beside a running service: what is imported answers, and what does not work is said."""
+
+import subprocess
+import sys
+
+import httpx2
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from service.api.auth.key_ring import Role, line_for
+from tests import processes
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+
+KEYS = {"the-admins-own": Role.ADMIN, "a-callers-own": Role.INFER}
+ADMIN, CALLER = KEYS
+
+
+@pytest.fixture
+def service(serve, tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("".join(f"{line_for(secret, role)}\n" for secret, role in KEYS.items()), encoding="ascii")
+    found = serve(workers=2, api_keys_file=keys)
+    found.wait_ready()
+    return found
+
+
+@pytest.fixture
+def layers(tmp_path):
+    """Run a `layers` command over the service's directory, or another one."""
+
+    def run(*words: object, key: str | None = None, directory: str = "layers") -> tuple[int, list[str], str]:
+        environment = processes.environment(layers_dir=directory) | ({"ATTENTION_CLIENT_KEY": key} if key else {})
+        command = [sys.executable, "-P", "-m", "service", "layers", *map(str, words)]
+        environment["PYTHONPATH"] = ":".join(sys.path)
+        ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert not any(secret in ran.stdout + ran.stderr for secret in KEYS)
+        return ran.returncode, ran.stdout.splitlines(), ran.stderr
+
+    return run
+
+
+def checkpoint(tmp_path, seed: int = 0) -> tuple[torch.nn.MultiheadAttention, str]:
+    torch.manual_seed(seed)
+    module = torch.nn.MultiheadAttention(16, 4, batch_first=True).eval()
+    save_file(module.state_dict(), tmp_path / f"{seed}.safetensors")
+    return module, f"{seed}.safetensors"
+
+
+def asked(service, module: torch.nn.MultiheadAttention) -> None:
+    """The layer `mine` gives the output of the module."""
+    x = torch.randn(3, 16, generator=torch.Generator().manual_seed(1))
+    url, headers = f"{service.url}/v1/layers/mine/attend", {"x-api-key": CALLER}
+    answer = httpx2.post(url, json={"query": x.tolist()}, headers=headers).raise_for_status().json()
+    expected = module(x[None], x[None], x[None])[0][0]
+    torch.testing.assert_close(torch.tensor(answer["output"]), expected.detach(), atol=1e-5, rtol=1e-5)
+
+
+def status(service) -> int:
+    return httpx2.get(f"{service.url}/v1/layers/mine", headers={"x-api-key": CALLER}).status_code
+
+
+def test_an_imported_layer_is_served_at_once_replaced_and_removed(service, layers, tmp_path):
+    (first, source), (second, other) = checkpoint(tmp_path), checkpoint(tmp_path, seed=5)
+    options = ("--name", "mine", "--heads", 4, "--url", service.url)
+    code, lines, err = layers("import", source, *options, key=ADMIN)
+    assert (code, err) == (0, "")
+    digest = lines[0].rpartition(", ")[2]
+    assert lines[2:] == ["mine: wrote layers/mine.safetensors", f"mine: {service.url} serves it now, {digest}"]
+    asked(service, first)
+    code, lines, _ = layers("import", source, *options, key=ADMIN)
+    assert (code, lines[2]) == (0, "mine: layers/mine.safetensors holds it already")
+    assert layers("import", other, *options, "--replace", key=ADMIN)[0] == 0
+    asked(service, second)
+    removed = ["mine: removed layers/mine.safetensors"]
+    expected = (0, [f"mine: {service.url} no longer serves it", *removed], "")
+    assert layers("remove", "mine", "--url", service.url, key=ADMIN) == expected
+    assert status(service) == 404
+    assert not (tmp_path / "layers" / "mine.safetensors").exists()
+
+
+def test_the_printed_command_makes_the_service_serve_the_layer_and_drop_it(service, layers, tmp_path):
+    module, source = checkpoint(tmp_path)
+
+    def run(line: str) -> None:
+        command = line[line.index("curl ") :].replace("http://127.0.0.1:8000", service.url)
+        subprocess.run(f"{command} -sf", shell=True, env={"PATH": "/usr/bin:/bin", "KEY": ADMIN}, check=True)
+
+    run(layers("import", source, "--name", "mine", "--heads", 4)[1][-1])
+    asked(service, module)
+    run(layers("remove", "mine")[1][-1])
+    assert status(service) == 404
+
+
+def test_an_import_that_is_not_served_says_why_and_stays_stored(service, layers, tmp_path):
+    """Another directory than the service's, a key that may not, no key, and no service."""
+    _, source = checkpoint(tmp_path)
+    options, where = ("import", source, "--name", "mine", "--heads", 4, "--url"), f"{tmp_path}/other/layers"
+    nobody = f"http://127.0.0.1:{processes.free_port()}"
+    for url, key, why in (
+        (service.url, ADMIN, f"404: its layer directory is another than {where}; compare its ATTENTION_LAYERS_DIR"),
+        (
+            service.url,
+            CALLER,
+            "403: this route needs a key with the role admin; without --url, a restart makes the change",
+        ),
+        (service.url, None, "401: "),
+        (nobody, ADMIN, "no answer (Connection refused)"),
+    ):
+        code, lines, err = layers(*options, url, key=key, directory="other/layers")
+        start = f'attention-service: "mine" is stored, but {url} does not serve it: {why}'
+        assert (code, len(lines), err[: len(start)], err.count("\n")) == (1, 3, start, 1)
+        assert (tmp_path / "other" / "layers" / "mine.safetensors").exists()
+    assert status(service) == 404
+
+
+def test_a_layer_that_a_service_must_serve_is_not_removed(service, layers, tmp_path):
+    path = tmp_path / "layers" / "small.safetensors"
+    code, lines, err = layers("remove", "small", "--url", service.url, key=CALLER)
+    start = f"attention-service: layers/small.safetensors is not removed: {service.url} still serves it: 403: "
+    assert (code, lines, err[: len(start)]) == (1, [], start)
+    assert path.exists()

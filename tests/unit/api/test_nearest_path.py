@@ -1,0 +1,53 @@
+"""Nearest path: a template of the routes or None, whatever the path is."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.api.nearest_path import nearest_path
+
+TEMPLATES = [
+    "/", "/healthz", "/v1/layers", "/v1/layers/{layer}", "/v1/layers/{layer}/attend", "/v1/attention", "/v2",
+    "/v2/health/live", "/v2/models/{layer}/infer", "/v2/models/{layer}/versions/{version}/infer", "/openapi.json",
+]  # fmt: skip
+ATTEND = "/v1/layers/{layer}/attend"
+
+
+@pytest.mark.parametrize("path", TEMPLATES[1:])
+@pytest.mark.parametrize("change", ["{}/", "/{}", "/api{}", "/some/proxy{}", "{}//", "{}?"])
+def test_a_template_with_a_slash_or_a_prefix_too_many_is_found(path, change):
+    assert nearest_path(change.format(path), TEMPLATES) == path
+    assert nearest_path(change.format(path.upper()), TEMPLATES) == path
+
+
+@pytest.mark.parametrize("path", [path for path in TEMPLATES if len(path) > 4])
+def test_a_template_without_one_of_its_letters_is_found(path):
+    for i in range(1, len(path)):
+        if "{" not in path[: i + 1] and path[i] != "/":
+            assert nearest_path(path[:i] + path[i + 1 :], TEMPLATES) is not None
+
+
+@pytest.mark.parametrize(
+    "path", ["/attend", "/layers/x/attend", "/v1/layer/x/attend", "/v1/layers/x/attention", "/v1/x/attend"]
+)
+def test_the_hot_route_is_found_from_what_a_caller_remembers_of_it(path):
+    assert nearest_path(path, TEMPLATES, [ATTEND, "/v1/attention"]) in (ATTEND, "/v1/attention")
+
+
+def test_of_two_near_templates_one_that_takes_the_method_is_preferred():
+    near = ["/v2/models/{layer}/ready", "/v2/models/{layer}/infer"]
+    assert nearest_path("/v2/models/x/predict", near, near[1:]) == near[1]
+    assert nearest_path("/v2/models/x/predict", near, near[:1]) == near[0]
+
+
+@pytest.mark.parametrize(
+    "path", ["", "/", "///", "/nothing", "/v3/else", "/x" * 5000, "/" + "x" * 9000, "/é/漢", "/foo/bar"]
+)
+def test_far_from_every_template_there_is_none(path):
+    assert nearest_path(path, TEMPLATES) is None
+
+
+@given(st.text(max_size=60))
+def test_any_path_gives_a_template_or_none(path):
+    assert nearest_path(path, TEMPLATES) in (*TEMPLATES, None)
+    assert nearest_path(path, []) is None
