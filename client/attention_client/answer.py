@@ -82,8 +82,9 @@ class TopK(Summarized, Generic[Array]):
 class Answer(Summarized, Generic[Array]):
     """Result of one call. `output` has the rank, the dtype and the number of rows of the query.
 
-    `weights` is `[H, L, S]`, or `[L, S]` for the mean over heads, with `B` in front for a batch. It is a TopK for the
-    form `top_k`, and None if the request asks for no weights. `masked_rows` counts query rows that may attend to nothing.
+    `weights` is `[H, L, S]`, or `[L, S]` for the mean over heads, with `B` in front for a batch; float32, or float64 of a
+    float64 query. It is a TopK for the form `top_k`, and None if the request asks for no weights. `masked_rows` counts query
+    rows that may attend to nothing.
     """
 
     output: Array
@@ -101,7 +102,8 @@ class AttentionAnswer(Summarized, Generic[Array]):
     """Result of attention without a layer. `output` has the layout and the dtype of the query.
 
     A result that was not requested is None. Weights and `scores` are `[B, H, L, S]` and `lse` is `[B, H, L]`, without the axes
-    that the layout lacks. `present_key` and `present_value` are `[Hkv, S, d]`, with `B` in front for a batch.
+    that the layout lacks; float32, or float64 of a float64 query. `present_key` and `present_value` are `[Hkv, S, d]`, with `B`
+    in front for a batch.
     """
 
     output: Array

@@ -35,13 +35,16 @@ _LAYER_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Weights:
-    """Attention weights to return, of some `heads` and `queries` (default: all); `top_k` gives the `k` largest of each row."""
+    """Attention weights to return, of some `heads` and `queries` (default: all); `top_k` gives the `k` largest of each row.
+
+    Their `dtype` is by default float64 for a float64 query, which alone may have it, and else float32.
+    """
 
     form: Literal["heads", "mean", "top_k"] = "heads"
     heads: Indices | None = None
     queries: Indices | None = None
     k: int | None = None
-    dtype: Literal["float32", "float16"] | None = None
+    dtype: Literal["float32", "float16", "float64"] | None = None
 
 
 WeightsWanted = Weights | Literal["heads", "mean"] | Mapping[str, Any] | None
