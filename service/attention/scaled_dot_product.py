@@ -43,7 +43,7 @@ class ScaledDotProduct:
         weights: list[Weights] = []
         scores: list[Weights] = []
         sums: list[torch.Tensor] = []
-        is_extreme = call.mask is not None and not self._is_within_safe_range(call)
+        is_extreme = not self._is_within_safe_range(call)
         for sequence, output in enumerate(outputs):
             heads = self._heads(call, sequence)
             mask = lowered_on(call.mask, sequence, self._like)
@@ -68,7 +68,13 @@ class ScaledDotProduct:
         )
 
     def _is_within_safe_range(self, call: AttentionCall) -> bool:
-        """Return whether each value is in `kernels.safe_range`, also those of a wider dtype than that of the computation."""
+        """Return whether each value is in `kernels.safe_range`, also those of a wider dtype than that of the computation.
+
+        Not asked of small sequences without a mask, whose output is by the definition in any case.
+        """
+        keys = sum(x.shape[2] for x in (call.past_key, call.key) if x is not None)
+        if call.mask is None and call.query.shape[1:3].numel() * keys <= kernels.MAX_SMALL_SCORES:
+            return True
         tensors = (call.query, call.key, call.value, call.past_key, call.past_value)
         most = kernels.safe_range(self.dtype, call.query.shape[3], call.scale)
         return kernels.are_within((x for x in tensors if x is not None), most)
@@ -85,8 +91,9 @@ def _attended(call: AttentionCall, source: Scores, v: torch.Tensor, *, is_extrem
     """Return the output o_NLV of one sequence; `is_extreme` says that values of the call may be beyond the safe range."""
     heads, mask = Heads(source.q, source.k, v), source.mask
     if call.is_explicit:
-        return source.attended(v, is_extreme=is_extreme and mask is not None)
-    if is_extreme and mask is not None:
+        return source.attended(v, is_extreme=is_extreme)
+    if is_extreme:
+        mask = heads.k.new_zeros(1, 1, heads.k.shape[1]) if mask is None else mask
         return attend_extreme(heads, mask, call.scale, _fused)
     return _fused(heads, mask, call.scale)
 

@@ -214,6 +214,20 @@ def test_the_numbers_of_an_answer_with_values_beyond_float32(query, keys, kept, 
     assert torch.equal(weights.isnan(), torch.full((1, 1, 1, 2), math.isnan(row)))
 
 
+def test_a_large_sequence_without_a_mask_has_no_output_where_no_score_is_left():
+    """torch's fused kernel gives zeros where all scores are -inf."""
+    query = torch.full((1, 8, 300, 4), 1e30)
+    query[0, 0, 0] = 0.0
+    call = AttentionCall(
+        query, -torch.full_like(query, 1e30), torch.ones_like(query), 1.0, weights=WEIGHTS, has_lse=True
+    )
+    (found,) = ScaledDotProduct(dtype=torch.float32, device=DEVICE).forward([call])
+    assert found.lse is not None
+    for part in (found.output, full_weights(found), found.lse):
+        assert part[0, 0, 0].isfinite().all()
+        assert part[0, 0, 1:].isnan().all()
+
+
 SPECS = [make_spec(8, 2), make_spec(8, 4, num_kv_heads=2), make_spec(6, 2, has_bias_kv=True, add_zero_attn=True)]
 
 
