@@ -261,7 +261,8 @@ class OuterMiddleware:
     def _nearest(self, scope: Scope, least_ratio: float = 0.6) -> str:
         """Return the end of an error message: the nearest path that takes the method; nothing if none is near."""
         method, routes = scope["method"], (route for route in self._routes if isinstance(route, Route))
-        fitting = [route.path.rstrip("/") for route in routes if method in (route.methods or ())]
+        paths = (route.path.rstrip("/") for route in routes if method in (route.methods or ()))
+        fitting = [path for path in paths if not path.startswith("/docs/")]
         near = nearest_path(scope["path"], fitting, least_ratio)
         return f"; did you mean {method} {near}?" if near else ""
 

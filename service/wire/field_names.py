@@ -35,9 +35,9 @@ def instead(value: object, known: Iterable[str]) -> str:
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
-    """Return the words that suggest the known name which is nearest to `name`; none if none is near."""
-    names = {one.lower(): one for one in known}
-    near = difflib.get_close_matches(name[:_MAX_COMPARED].lower(), names, n=1) if isinstance(name, str) else []
+    """Return the words that suggest the known name which is nearest to `name`; none if none is near or several begin with it."""
+    plain, names = name[:_MAX_COMPARED].lower() if isinstance(name, str) else "", {one.lower(): one for one in known}
+    near = [] if sum(one.startswith(plain) for one in names) > 1 else difflib.get_close_matches(plain, names, n=1)
     return f'; did you mean "{names[near[0]]}"?' if near else ""
 
 

@@ -135,6 +135,7 @@ VALUES = [
     (ATTENTION, {**OWN, "layout": "l,d"}, 422, "invalid", "'blhd' or 'packed', got a string"),
     (ATTEND, {"query": tensor(dtype="int8")}, 422, "bad_dtype", 'must be one of float16, bfloat16, float32, float64, got "int8"'),
     (ATTEND, {"query": tensor(dtype="torch.float32")}, 422, "bad_dtype", 'got a string; did you mean "float32"?'),
+    (ATTEND, {"query": tensor(dtype="float")}, 422, "bad_dtype", 'one of float16, bfloat16, float32, float64, got "float"'),
     (ATTEND, {"query": tensor(dtype=None)}, 422, "bad_dtype", "float64, got null"),
     (ATTEND, {"query": tensor(dtype="x" * 40)}, 422, "bad_dtype", "float64, got a string"),
     (INFER, inputs(name="attention_mask"), 400, "unknown_field", 'here it is "attend_mask" (true: may attend)'),
