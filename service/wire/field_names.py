@@ -15,17 +15,14 @@ from service.wire.number_list import NumberList
 # An answer repeats a name that the caller sent only if it has this form.
 ECHOED = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,31}")
 _MAX_COMPARED = 64
-_KINDS: dict[type, str] = {
-    type(None): "null",
-    **dict.fromkeys((int, float), "a number"),
-    **dict.fromkeys((list, NumberList), "a list"),
-    dict: "an object",
-}
+_KINDS: dict[type, str] = {type(None): "null", dict: "an object", list: "a list", NumberList: "a list"}
 
 
 def kind_of(value: object) -> str:
     """Return the kind of a value of JSON for an error message: `a list`, `true`."""
-    return str(value).lower() if isinstance(value, bool) else _KINDS.get(type(value), "a string")
+    if isinstance(value, int | float):
+        return str(value).lower() if isinstance(value, bool) else "a number"
+    return _KINDS.get(type(value), "a string")
 
 
 def instead(value: object, known: Iterable[str]) -> str:
