@@ -28,19 +28,19 @@ from typing import ClassVar
 
 
 class ServiceError(Exception):
-    """Root of the tree: a stable `code`, a message for people, and a JSON pointer to the field (`param`) if there is one."""
+    """Root of the tree: a stable `code`, a message, a JSON pointer to the field (`param`), and `shown`, which no log has."""
 
     code: ClassVar[str]
     retry_after_s: float | None = None
-    shown: str = ""
 
     def __init_subclass__(cls, *, code: str = "") -> None:
         cls.code = code or re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
 
-    def __init__(self, message: str, *, param: str | None = None) -> None:
+    def __init__(self, message: str, *, param: str | None = None, shown: str = "") -> None:
         super().__init__(message)
         self.message = message
         self.param = param
+        self.shown = shown
 
 
 class Rejected(ServiceError): ...
@@ -57,11 +57,6 @@ class BadRequest(Malformed):
 
 class BadJson(Malformed):
     """The body is not valid JSON in UTF-8. Read the place in `detail`; JSON has no NaN and no Infinity."""
-
-    def __init__(self, message: str, *, param: str | None = None, shown: str = "") -> None:
-        """`shown` is the characters around the fault: an answer has them behind the message, a log line never."""
-        super().__init__(message, param=param)
-        self.shown = shown
 
 
 class JsonTooDeep(Malformed):
@@ -136,13 +131,11 @@ class TooLarge(Rejected): ...
 
 
 class BodyTooLarge(TooLarge):
-    """The body is larger than `ATTENTION_MAX_BODY_BYTES`. Send numbers in base64, base64 as safetensors, or fewer sequences."""
+    """The body is larger than `ATTENTION_MAX_BODY_BYTES`. Send tensors as safetensors or in base64, or fewer sequences."""
 
 
 class DecompressedTooLarge(TooLarge):
-    """The decompressed body exceeds `ATTENTION_MAX_BODY_BYTES`. Send numbers in base64, base64 as safetensors, or fewer
-    sequences.
-    """
+    """The decompressed body exceeds `ATTENTION_MAX_BODY_BYTES`. Send tensors as safetensors or in base64, or fewer sequences."""
 
 
 class CostLimit(TooLarge):
@@ -277,17 +270,15 @@ def raised_kinds(*branches: type[ServiceError]) -> list[type[ServiceError]]:
     return [kind for kind in kinds if kind.__doc__]
 
 
-# Zero-width joiners: several scripts and emoji need them, and they move no other character.
+# Characters that control a terminal, end a line or change the direction, without the joiners, which scripts and emoji need.
+_HARMFUL = ("Cc", "Cf", "Cs", "Zl", "Zp")
 _JOINERS = "\u200c\u200d"
 
 
 def printable(text: str) -> str:
-    """Return one line that is safe for a terminal: characters that control it, end a line or change the direction are escaped.
+    """Return one line that is safe for a terminal, with escapes in the place of harmful characters.
 
     Text of a file, a server or a caller could otherwise hide our words or forge a second message.
     """
-    if text.isprintable():
-        return text
-    harmful = {char for char in set(text) if unicodedata.category(char) in ("Cc", "Cf", "Cs", "Zl", "Zp")}
-    escapes = {ord(char): char.encode("unicode_escape").decode() for char in harmful.difference(_JOINERS)}
-    return text.translate(escapes)
+    harmful = {char for char in text if unicodedata.category(char) in _HARMFUL and char not in _JOINERS}
+    return text.translate({ord(char): char.encode("unicode_escape").decode() for char in harmful})

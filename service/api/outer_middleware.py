@@ -8,7 +8,6 @@ on every served path. No BaseHTTPMiddleware is used, because it hides disconnect
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
 import re
@@ -23,9 +22,8 @@ from starlette.routing import BaseRoute, Match, Mount, Route
 from service.api.auth.access import METRICS, OPEN, Access
 from service.api.nearest_path import nearest_path
 from service.api.problems import is_inference, render
-from service.api.request_body import fit_remedy
 from service.batching.job import BatchInfo
-from service.errors import EngineFailed, MethodNotAllowed, RouteNotFound, ServiceError, TooLarge
+from service.errors import EngineFailed, MethodNotAllowed, RouteNotFound, ServiceError
 from service.http.asgi import KEY_NAME, REFUSED, Application, ClientGone, Message, Receive, Scope, Send
 from service.http.request_parser import fields_of
 
@@ -213,15 +211,13 @@ class OuterMiddleware:
                 await _send_whole(send, 204, headers, b"")
             elif template is None:
                 allow = self._allowed(scope)
-                words = f"this path allows {allow}{self._longer(scope)}"
+                words = f"this path allows {allow}{self._nearest(scope, least_ratio=1)}"
                 raise MethodNotAllowed(words, allow=allow)  # noqa: TRY301 (as above)
             else:
                 await self._inner(routed, receive, send)
         except ClientGone:
             raise
         except Exception as error:  # noqa: BLE001 (no foreign exception may leave the application)
-            if isinstance(error, TooLarge):
-                fit_remedy(error, fields_of(scope), is_inference=is_inference(record.path))
             await self._problem(error, send, record)
 
     def _template(self, scope: Scope) -> str | None:
@@ -262,28 +258,13 @@ class OuterMiddleware:
             methods.add("HEAD")
         return ", ".join(sorted(methods | {"OPTIONS"}))
 
-    def _methods(self) -> dict[str, set[str]]:
-        """Return the methods of each path template."""
-        methods = collections.defaultdict[str, set[str]](set)
-        for route in self._routes:
-            if isinstance(route, Route):
-                methods[route.path.rstrip("/")] |= route.methods or set()
-        return methods
-
-    def _nearest(self, scope: Scope) -> str:
-        """Return the end of an error message for a path that no route takes: the nearest path."""
-        method, prefix, methods = scope["method"], scope.get("root_path", ""), self._methods()
-        fitting = [path for path in methods if method in methods[path]]
-        near = nearest_path(scope["path"].removeprefix(prefix), methods, fitting)
-        named = next((name for name in (method, "GET", "POST") if near and name in methods[near]), None)
-        return f"; did you mean {named} {prefix}{near}?" if named else ""
-
-    def _longer(self, scope: Scope) -> str:
-        """Return the end of an error message for a method that a path does not take: a longer path that takes it."""
-        method, methods = scope["method"], self._methods()
-        own = next(route.path for route in self._routes if route.matches(scope)[0] is not Match.NONE).rstrip("/")
-        longer = [path for path in methods if path.startswith(f"{own}/") and method in methods[path]]
-        return f"; {method} fits {scope.get('root_path', '')}{min(longer, key=len)}" if own and longer else ""
+    def _nearest(self, scope: Scope, least_ratio: float = 0.6) -> str:
+        """Return the end of an error message: the nearest path that takes the method; nothing if none is near."""
+        method, routes = scope["method"], (route for route in self._routes if isinstance(route, Route))
+        paths = (route.path.rstrip("/") for route in routes if method in (route.methods or ()))
+        fitting = [path for path in paths if not path.startswith("/docs/")]
+        near = nearest_path(scope["path"], fitting, least_ratio)
+        return f"; did you mean {method} {near}?" if near else ""
 
 
 def _hot_route(hot: Sequence[Route], path: str) -> tuple[Route, Scope] | None:

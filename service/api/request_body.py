@@ -14,29 +14,20 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import zstandard
 
-from service.api.reply import SAFETENSORS
 from service.errors import (
     BadEncoding,
     BodyTooLarge,
     ClientTimeout,
     DecompressedTooLarge,
     ServiceError,
-    TooLarge,
     UnsupportedContentEncoding,
 )
 from service.http.asgi import ClientGone, RequestCycle
 from service.http.request_parser import HeaderFields
-from service.wire.json_document import TEXT_REMEDY
 
 Part = bytes | bytearray | memoryview
 PIECE = 2**20
-_SPLIT = "send the sequences in several requests"
-CHEAPER = f"numbers take fewer bytes as safetensors or in base64, base64 as safetensors, or {_SPLIT}"
-# By the remedy for JSON of `/v1`: that for tensors in bytes, and that for JSON of Open Inference.
-_REMEDIES = {
-    CHEAPER: (f"{_SPLIT}, or as float16", f"numbers take fewer bytes with binary_data_size, or {_SPLIT}"),
-    TEXT_REMEDY: ("send fewer fields, or lists with fewer entries", "inputs with binary_data_size have no such limit"),
-}
+CHEAPER = "send the sequences in several requests; tensors take fewer bytes as safetensors or in base64"
 GZIP_STEP = 2**16
 # Larger bodies are decompressed in a thread. The first MiB of one of this size takes at most 2.5 ms (zeros in gzip), even if the
 # body is damaged or expands to nothing.
@@ -115,16 +106,6 @@ def announced_body(fields: HeaderFields, codings: tuple[bytes, ...], max_bytes: 
     if num_bytes > max_bytes:
         raise _too_large(BodyTooLarge, f"the body has {num_bytes:,} bytes, expected at most {max_bytes:,}")
     return names[0] if names else None, num_bytes
-
-
-def fit_remedy(error: TooLarge, fields: HeaderFields, *, is_inference: bool) -> None:
-    """Replace the remedy for JSON of `/v1` in the error's message, if the request with these headers has another form."""
-    is_binary = any(value.lower().startswith(SAFETENSORS) for value in fields[b"content-type"])
-    if is_inference:
-        is_binary = bool(fields[b"inference-header-content-length"])
-    for remedy, (of_bytes, of_text) in _REMEDIES.items() if is_binary or is_inference else ():
-        is_text = is_inference and not (is_binary and remedy == CHEAPER)
-        error.message = error.message.replace(remedy, of_text if is_text else of_bytes)
 
 
 def _too_large(error_class: type[ServiceError], found: str) -> ServiceError:

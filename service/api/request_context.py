@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ParamSpec, Protocol, Self, TypeVar
@@ -31,7 +32,7 @@ from service.attention.engine import LayerCall
 from service.batching.batcher import Batcher
 from service.batching.job import NOTHING, Cost
 from service.batching.policy import BatchLimits, size_class
-from service.errors import CostLimit, DeadlineExceeded, Draining, InvalidInput, NotReady, QueueFull
+from service.errors import CostLimit, DeadlineExceeded, Draining, InvalidInput, NotReady, QueueFull, TooLarge
 from service.http.asgi import CYCLE, KEY_DIGEST, ClientGone, Receive, RequestCycle, Scope, Send
 from service.http.receive_cycle import ReceiveCycle
 from service.http.request_parser import HeaderFields, fields_of
@@ -45,6 +46,7 @@ R = TypeVar("R")
 Find = Callable[[Catalog, Mapping[str, str]], Served]
 
 _SERVER_TIMING = b"decode;dur=%.3f, queue;dur=%.3f, compute;dur=%.3f, total;dur=%.3f"
+_OF_TEXT = re.compile("; tensors [^;]*safetensors[^;]*")  # a remedy for a body of text
 # How much one request counts in what a byte of such bodies takes.
 LEARNT_SHARE = 1 / 8
 
@@ -159,6 +161,8 @@ class RequestContext:
         self._end_arrival()
         self._body_bytes.release()
         self._answer_bytes.release()
+        if isinstance(error, TooLarge) and self._is_binary:
+            error.message = _OF_TEXT.sub("", error.message)
         if self._end is not None and self._task is not None and isinstance(error, asyncio.CancelledError):
             # This cancellation is our own and ends here; one from outside (shutdown) propagates.
             self._task.uncancel()

@@ -25,7 +25,7 @@ from service.attention.masks import CombinedMask, Sizes, masked_rows
 from service.attention.spec import LayerSpec
 from service.batching.job import BatchInfo, Cost
 from service.errors import BadShape, CostLimit, InvalidInput, MaskedRow
-from service.wire.layouts import NEEDS_ROW, Layout
+from service.wire.layouts import ONE_ROW, Layout
 from service.wire.mask_kinds import MAX_MASKS, MaskKind, MaskList, MaskPlace, TableMask, ValuedMask, kind_of
 from service.wire.number_list import NumberList
 from service.wire.schemas import M, StrictModel, Tensor, translated, unknown_field
@@ -334,12 +334,12 @@ def _rows(value: object, field: TensorField, width: int, name: str, is_batch: bo
     """Return the rows as [B, L, d]; raises BadShape for a wrong rank, an empty axis, or a d other than `width`."""
     tensor = decode_tensor(value, field)
     if tensor.dim() not in (BATCH_RANK, BATCH_RANK - 1):
-        raise field.error(BadShape, f"must be [L, d] or [B, L, d], got {list(tensor.shape)}{NEEDS_ROW}")
+        raise field.error(BadShape, f"must be [L, d] or [B, L, d], got {list(tensor.shape)}{ONE_ROW}")
     if (tensor.dim() == BATCH_RANK) != is_batch:
         layout = "B sequences [B, S, d]" if is_batch else "one sequence [S, d]"
         raise field.error(BadShape, f"must be {layout} like query, got {list(tensor.shape)}")
     if 0 in tensor.shape:
-        raise field.error(BadShape, f"must not be empty, got {list(tensor.shape)}{NEEDS_ROW}")
+        raise field.error(BadShape, f"must not be empty, got {list(tensor.shape)}{ONE_ROW}")
     if tensor.shape[-1] != width:
         raise field.error(BadShape, f'has {tensor.shape[-1]} features, layer "{name}" takes {width}')
     return tensor if is_batch else tensor.unsqueeze(0)

@@ -60,16 +60,12 @@ class AttentionRequest(StrictModel):
         default=None, description="[Hkv, P, d] or [B, Hkv, P, d], before key; default: none"
     )
     past_value: Tensor | None = Field(default=None, description="[Hkv, P, V] or [B, Hkv, P, V]; comes with past_key")
-    present: bool = Field(
-        default=False, description="return present_key and present_value, the past and the new rows; default: no"
-    )
+    present: bool = Field(default=False, description="return present_key and present_value, old and new; default: no")
     sinks: Tensor | None = Field(default=None, description="[H], in the softmax's denominator only; default: none")
     masks: MaskList
     weights: WeightsSelection = None
     scores: Scores | None = Field(default=None, description="attention scores to return; default: none")
-    lse: bool = Field(
-        default=False, description="return the natural log-sum-exp of the masked scores, with the sink; default: no"
-    )
+    lse: bool = Field(default=False, description="return the log-sum-exp of the masked scores and sinks; default: no")
     masked_rows: MaskedRowsField = "zero"
     encoding: EncodingField = None
 

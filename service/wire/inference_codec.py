@@ -24,12 +24,12 @@ from typing_extensions import TypeAliasType
 from service.errors import BadBinary, BadDtype, BadShape, InvalidInput
 from service.wire.answer import write_tensor
 from service.wire.attend_request import EXTRAS, AnswerFacts, MaskedRows, ShortWeights, Stage, validated
-from service.wire.body_faults import foreign
-from service.wire.field_names import kind_of
+from service.wire.body_faults import unless_compressed
+from service.wire.field_names import instead, kind_of
 from service.wire.mask_kinds import Align, Axes
 from service.wire.number_list import NumberList, nested_numbers
 from service.wire.schemas import StrictModel, unknown_field
-from service.wire.tensor_fields import BY_INFERENCE, BY_TORCH, FLOATS, FLOATS_ARE_A_BIAS, WHOLES, dtype_instead
+from service.wire.tensor_fields import BY_INFERENCE, BY_TORCH, FLOATS, FLOATS_ARE_A_BIAS, WHOLES
 from service.wire.tensors import MAX_VALUES, TensorForm, bytes_of, too_many_values
 
 VERSION = "1"
@@ -80,13 +80,11 @@ WITHOUT_MEANING = ("sequence_id", "sequence_start", "sequence_end", "priority", 
 class AttentionParameters(InferParameters):
     """The parameters of `sdpa`, attention without a layer."""
 
-    scale: float | None = Field(default=None, description="factor of query·key, any number but 0; default: 1/√d")
-    softcap: float | None = Field(
-        default=None, description="c > 0: a score s becomes c·tanh(s/c), before the masks; default: no cap"
-    )
-    scores: Stage | None = Field(default=None, description="stage of the output scores; default: none")
-    lse: bool | None = Field(default=None, description="return the log-sum-exp of the masked scores; default: no")
-    present: bool | None = Field(default=None, description="return present_key and present_value; default: no")
+    scale: float | None = Field(default=None, description="factor of query·key; default: 1/√d")
+    softcap: float | None = Field(default=None, description="c > 0: a score s becomes c·tanh(s/c), before the masks")
+    scores: Stage | None = Field(default=None, description="stage of the output scores")
+    lse: bool | None = Field(default=None, description="return the log-sum-exp of the masked scores")
+    present: bool | None = Field(default=None, description="return present_key and present_value")
 
 
 class InferOutput(StrictModel, extra="ignore"):
@@ -130,7 +128,7 @@ class InferAttentionRequest(InferRequest):
     }
     OUTPUTS = ("output", "weights", *EXTRAS)
     PARAMETERS = AttentionParameters
-    parameters: AttentionParameters | None = Field(default=None, description="change the answer; default: none")
+    parameters: AttentionParameters | None = None
 
 
 class InferOutputAnswer(BaseModel):
@@ -177,8 +175,7 @@ def split_inference(body: bytearray, json_length: bytes | None) -> tuple[bytearr
         digits = json_length.lstrip(b"0") or b"0"
         if not json_length.isdigit() or len(digits) > len(str(size)) or (head := int(digits)) > size:
             words = f"must be a number of bytes from 1 to {size}, the body's length"
-            found = foreign(body)
-            raise BadBinary(f"the body {found}" if found else f"Inference-Header-Content-Length {words}")
+            raise unless_compressed(body, BadBinary(f"Inference-Header-Content-Length {words}"))
         if head == 0:
             words = "a body without JSON is only for models with one input"
             raise BadBinary(f"{words}; name the inputs of this model in JSON")
@@ -238,8 +235,7 @@ def _tensor(entry: InferInput, rest: memoryview, axes: str | None) -> tuple[dict
     if entry.datatype not in datatypes:
         hint = f"; {FLOATS_ARE_A_BIAS}" if datatypes == _BOOL and entry.datatype in _FLOATS else ""
         words = f"the datatype of {name} must be one of {', '.join(datatypes)}"
-        words += dtype_instead(entry.datatype, datatypes) + hint
-        raise BadDtype(words, param=f"{param}/datatype")
+        raise BadDtype(f"{words}{instead(entry.datatype, datatypes)}{hint}", param=f"{param}/datatype")
     if axes is not None and len(shape) != axes.count(",") + 1:
         raise BadShape(f"{name} must be {axes}, got {len(shape)} axes", param=param)
     # An empty mask is refused later, with the shapes that it may have.

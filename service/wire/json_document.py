@@ -23,7 +23,7 @@ import numpy.typing as npt
 import simdjson
 
 from service.errors import BadJson, CostLimit, InvalidInput, JsonTooDeep, NonFinite, ServiceError
-from service.wire.body_faults import CUT, duplicate_key, foreign, is_cut, json_fault
+from service.wire.body_faults import duplicate_key, json_fault, unless_compressed
 from service.wire.field_names import kind_of, pointer, words_of
 from service.wire.number_list import NumberList, at, nested_numbers
 
@@ -32,7 +32,6 @@ Text: TypeAlias = npt.NDArray[np.uint8]
 
 MAX_TEXT_NUMBERS = 2**18
 """The default of ATTENTION_MAX_TEXT_NUMBERS. Numbers in rows take 35 ns each; one body may take 20 ms of the event loop."""
-TEXT_REMEDY = "tensors in base64 or safetensors have no such limit"
 # simdjson finds a member by linear search.
 _FEW_MEMBERS = 64
 # Flat lists up to this length stay lists: most are a shape or a selection of heads.
@@ -93,30 +92,34 @@ def parse(body: bytes | bytearray, *, max_depth: int, max_numbers: int = MAX_TEX
     malformed JSON; NonFinite for a number beyond float64; InvalidInput for a body that is not an object.
     """
     try:
-        if not body or body.startswith(codecs.BOM_UTF8):
-            mark = "the body starts with a byte order mark: send UTF-8 without one"
-            raise BadJson(mark if body else "the body is empty")
-        try:
-            num_lists, quotes = _check_text(body, max_numbers)
-        except CostLimit:
-            _check_first_depth(body, max_depth)
-            raise
-        text, strings = _without_long_strings(body, quotes)
-        try:
-            document = _by_simdjson(text, strings, max_depth, max_numbers, num_lists)
-        except _NotForSimdjsonError:
-            document = _by_python(body, max_depth, max_numbers)
+        document = _parsed(body, max_depth, max_numbers)
     except ServiceError as error:
-        raise (error if (found := foreign(body)) is None else BadJson(f"the body {found}")) from None
+        raise unless_compressed(body, error) from None
     if not isinstance(document, dict):
         raise InvalidInput(f'the body must be a JSON object, such as {{"query": [[0.5]]}}, got {kind_of(document)}')
     return document
 
 
+def _parsed(body: bytes | bytearray, max_depth: int, max_numbers: int) -> Json:
+    if not body or body.startswith(codecs.BOM_UTF8):
+        raise BadJson("the body starts with a byte order mark" if body else "the body is empty")
+    try:
+        num_lists, quotes = _check_text(body, max_numbers)
+    except CostLimit:
+        _check_first_depth(body, max_depth)
+        raise
+    text, strings = _without_long_strings(body, quotes)
+    try:
+        return _by_simdjson(text, strings, max_depth, max_numbers, num_lists)
+    except _NotForSimdjsonError:
+        return _by_python(body, max_depth, max_numbers)
+
+
 def _check(found: int, what: str, most: int, max_numbers: int) -> None:
     if found > most:
         setting = f"ATTENTION_MAX_TEXT_NUMBERS is {max_numbers:,}"
-        raise CostLimit(f"the body has {found:,} {what}, expected at most {most:,} ({setting}); {TEXT_REMEDY}")
+        cheaper = "tensors in base64 or safetensors have no such limit"
+        raise CostLimit(f"the body has {found:,} {what}, expected at most {most:,} ({setting}); {cheaper}")
 
 
 def _check_text(body: bytes | bytearray, max_numbers: int) -> tuple[int, npt.NDArray[np.intp]]:
@@ -237,8 +240,6 @@ def _by_simdjson(
 
 def _by_python(body: bytes | bytearray, max_depth: int, max_numbers: int) -> Json:
     if len(body) > max(_LEAST_SECOND_BYTES, max_numbers // 2):
-        if is_cut(body):
-            raise BadJson(f"the body is not valid JSON: {CUT}")
         rare = "an integer beyond 64 bits, a number beyond float64, an unpaired surrogate or an object of many members"
         size = f"{len(body):,} bytes, which allow neither NaN nor {rare}"
         raise BadJson(f"the body is not valid JSON, or has what only a shorter one may have: {size}")
@@ -341,7 +342,7 @@ class _Reader:
         self._check_depth(depth + 1)
         found = {name: self.value(member, depth + 1) for name, member in pairs}
         if len(found) != len(pairs):
-            raise duplicate_key([name for name, _ in pairs])
+            raise duplicate_key(name for name, _ in pairs)
         if self._strings:
             for name, member in found.items():
                 if isinstance(member, str) and member.startswith("\0"):

@@ -17,7 +17,7 @@ LayoutName = TypeAliasType("LayoutName", Literal["ld", "bld", "hld", "lhd", "bhl
 _DEFAULTS: dict[int, LayoutName] = {2: "ld", 4: "bhld"}
 _PACKED_AXES = {2: "lhd", 3: "blhd"}
 _AXES = "bhld"
-NEEDS_ROW = "; it needs at least one row, as [[0.5, 1.0]]"
+ONE_ROW = "; it needs at least one row, as [[0.5, 1.0]]"
 
 
 class Layout(NamedTuple):
@@ -43,7 +43,7 @@ class Layout(NamedTuple):
             axes = ", ".join(axis if axis == "d" else axis.upper() for axis in self.axes)
             words = axes.replace("H, d", "H·d") if self.is_packed else axes
             raise BadShape(
-                f"{name} must be [{words}] in this layout, no axis empty, got {found}{NEEDS_ROW}", param=f"/{name}"
+                f"{name} must be [{words}] in this layout, no axis empty, got {found}{ONE_ROW}", param=f"/{name}"
             )
         heads = self.num_heads if name == "query" else self.num_kv_heads
         if heads is not None:
@@ -100,5 +100,5 @@ def layout_of(name: LayoutName | None, rank: int, num_heads: int | None, num_kv_
             param="/layout",
         )
     if rank not in _DEFAULTS:
-        raise BadShape(f"query must have 2 to 4 axes, got {rank}{NEEDS_ROW}", param="/query")
+        raise BadShape(f"query must have 2 to 4 axes, got {rank}{ONE_ROW}", param="/query")
     return Layout(_DEFAULTS[rank])

@@ -26,7 +26,7 @@ from service.errors import BadBinary, NonFinite, ServiceError, UnknownField
 from service.layers.safetensors_file import LENGTH_BYTES, Header, HeaderReader, TensorEntry
 from service.wire.attend_request import AnswerFacts, CheckedRequest, RequestLimits, check_request, float_field
 from service.wire.attention_request import TENSORS
-from service.wire.body_faults import foreign
+from service.wire.body_faults import unless_compressed
 from service.wire.json_document import MAX_TEXT_NUMBERS, parse
 from service.wire.schemas import unknown_field
 from service.wire.tensor_fields import BY_SAFETENSORS, BY_TORCH, TensorField
@@ -55,9 +55,8 @@ def parse_safetensors(body: bytearray, *, max_depth: int, max_numbers: int = MAX
         try:
             document |= parse(text.encode("utf-8", "surrogatepass"), max_depth=max_depth, max_numbers=max_numbers)
         except ServiceError as error:
-            named = type(error)(f"__metadata__.request: {error.message}", param=error.param)
-            named.shown = error.shown
-            raise named from None
+            words = f"__metadata__.request: {error.message}"
+            raise type(error)(words, param=error.param, shown=error.shown) from None
     _check_no_values(document)
     view = memoryview(body)
     for name, entry in header.tensors.items():
@@ -75,10 +74,7 @@ def read_header(body: bytearray) -> Header:
     try:
         length = _READER.length(body, len(body))
     except BadBinary as error:
-        is_json = body.startswith((b"{", b"[")) and b"\0" not in body[:LENGTH_BYTES]
-        found = "looks like JSON; its Content-Type is application/json" if is_json else foreign(body)
-        is_short = int.from_bytes(body[:LENGTH_BYTES], "little") <= MAX_HEADER_BYTES
-        raise (error if is_short or found is None else BadBinary(f"the body {found}")) from None
+        raise unless_compressed(body, error) from None
     text = bytes(body[LENGTH_BYTES : LENGTH_BYTES + length])
     return (_remembered if length <= MAX_REMEMBERED_BYTES else _READER.read)(text, len(body))
 

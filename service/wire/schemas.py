@@ -92,11 +92,7 @@ _WORDS = {
     **dict.fromkeys(("string_unicode", "value_error"), "must be text"),
     **dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "must be an object"),
 }
-# What a field that is an object takes.
-_OBJECTS = {
-    "/weights": 'must be "heads", "mean" or an object whose form is heads, mean or top_k',
-    "/scores": "must be an object whose stage is scaled, capped or masked",
-}
+_OWN_WORDS = {"/weights": 'must be "heads", "mean" or an object whose form is heads, mean or top_k'}
 
 
 def translated(error: ValidationError) -> InvalidInput:
@@ -110,6 +106,6 @@ def translated(error: ValidationError) -> InvalidInput:
     if kind == "literal_error":
         words += instead(first["input"], re.findall("'([^']*)'", context["expected"]))
     elif kind.endswith("_type"):
-        words = f"{_OBJECTS.get(param, words)}, got {kind_of(first['input'])}"
+        words = f"{_OWN_WORDS.get(param, words)}, got {kind_of(first['input'])}"
     is_mask = len(loc) > 1 and loc[0] == "masks"
     return (BadMask if is_mask else InvalidInput)(f"{words_of(param) or 'the request'} {words}", param=param)

@@ -7,7 +7,6 @@ value, never the value itself.
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -15,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from service.errors import BadDtype, BadMask, InvalidInput, NonFinite, ServiceError
-from service.wire.field_names import instead, words_of
+from service.wire.field_names import words_of
 from service.wire.number_list import BEYOND_FLOAT64, at
 
 E = TypeVar("E", bound=ServiceError)
@@ -53,16 +52,6 @@ FLOATS = tuple(dtype for dtype in DTYPES if dtype.torch.is_floating_point)
 WHOLES = tuple(dtype for dtype in DTYPES if dtype not in (BOOL, *FLOATS))
 
 FLOATS_ARE_A_BIAS = 'a mask of floats is a "bias"'
-_BY_ANY_NAME = {
-    name.lower(): dtype for dtype in DTYPES for name in (dtype.name, dtype.safetensors, dtype.inference)
-} | {"half": DTYPES[0], "float": DTYPES[2], "double": DTYPES[3], "uint8": BOOL}
-
-
-def dtype_instead(found: object, fitting: Collection[str]) -> str:
-    """Return the end of an error message about a dtype that is none of `fitting`: what came, and the one that is meant."""
-    meant = _BY_ANY_NAME.get(found[:64].rpartition(".")[2].lower()) if isinstance(found, str) else None
-    name = meant and next((name for name in (meant.name, meant.inference) if name in fitting), None)
-    return f'{instead(found, ())}; did you mean "{name}"?' if name else instead(found, fitting)
 
 
 class TensorKind(enum.Enum):

@@ -22,10 +22,10 @@ import torch
 
 from service.errors import BadDtype, BadEncoding, BadShape, CostLimit, InvalidInput, UnknownField
 from service.wire.body_faults import base64_fault
-from service.wire.field_names import kind_of, nearest
+from service.wire.field_names import instead, kind_of
 from service.wire.json_document import LongText
 from service.wire.number_list import Float64s, NumberList, at, index_of, nested_numbers
-from service.wire.tensor_fields import BY_TORCH, FLOATS, FLOATS_ARE_A_BIAS, TensorField, TensorKind, dtype_instead
+from service.wire.tensor_fields import BY_TORCH, FLOATS, FLOATS_ARE_A_BIAS, TensorField, TensorKind
 
 Values: TypeAlias = npt.NDArray[np.generic]
 Bits: TypeAlias = npt.NDArray[np.unsignedinteger]
@@ -111,11 +111,8 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
 
 
 def _check_members(value: Mapping[str, object], field: TensorField) -> None:
-    if surplus := value.keys() - _MEMBERS:
-        near = nearest(min(surplus), _MEMBERS)
-        raise field.error(
-            UnknownField, f"has {len(surplus)} unknown members; the members are dtype, shape and data{near}"
-        )
+    if surplus := len(value.keys() - _MEMBERS):
+        raise field.error(UnknownField, f"has {surplus} unknown members; the members are dtype, shape and data")
     if missing := [name for name in _MEMBERS if name not in value]:
         raise field.error(InvalidInput, f"lacks {', '.join(missing)}")
 
@@ -123,8 +120,8 @@ def _check_members(value: Mapping[str, object], field: TensorField) -> None:
 def _dtype(name: object, field: TensorField) -> torch.dtype:
     found = field.kind.dtypes.get(name) if isinstance(name, str) else None
     if found is None:
-        fitting = field.kind.dtypes
-        words = f"the dtype of {field.words} must be one of {', '.join(fitting)}{dtype_instead(name, fitting)}"
+        known = field.kind.dtypes
+        words = f"the dtype of {field.words} must be one of {', '.join(known)}{instead(name, known)}"
         if field.kind is TensorKind.BOOL and isinstance(name, str) and name in TensorKind.FLOAT.dtypes:
             words += f"; {FLOATS_ARE_A_BIAS}"
         raise BadDtype(words, param=f"{field.param}/dtype")
@@ -199,11 +196,10 @@ def _decode_base64(data: str | LongText, field: TensorField) -> bytearray:
         if tail and pybase64.b64encode(decoded[-tail:]) != text[-_QUAD:]:
             raise field.error(BadEncoding, "must be base64: the bits after the last byte must be zero")
         return decoded
-    why = base64_fault(text, max(start - _PIECE, 0), start + _PIECE)
+    words = "must be base64 (standard alphabet, no white space)"
     if len(text) % _QUAD:
-        why = why or '; pad it with "=", or is it cut off?'
-        raise field.error(BadEncoding, f"has {len(text)} base64 characters, expected a multiple of 4{why}")
-    raise field.error(BadEncoding, f"must be base64 (standard alphabet, no white space){why}")
+        words = f"has {len(text)} base64 characters, expected a multiple of 4"
+    raise field.error(BadEncoding, f"{words}{base64_fault(text[start : start + _PIECE])}")
 
 
 def _numbers(value: object) -> NumberList | None:

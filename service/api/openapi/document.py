@@ -26,7 +26,7 @@ from service.attention.spec import LayerSpec
 from service.wire.answer import Answer, AttentionAnswer
 from service.wire.attend_request import AttendRequest
 from service.wire.attention_request import AttentionRequest
-from service.wire.inference_codec import VERSION, InferAnswer, InferAttentionRequest, InferenceError, InferRequest
+from service.wire.inference_codec import VERSION, InferAnswer, InferenceError, InferRequest
 from service.wire.schemas import Problem
 
 _REF = "#/components/schemas/{model}"
@@ -79,10 +79,8 @@ _INFER_DESCRIPTION = (
     "`past_value` and `sinks`, the parameters `scale`, `softcap`, `scores`, `lse` and `present`, and outputs of those names "
     "(`present_key`, `present_value`)."
 )
-_HOT_BODIES: tuple[type[BaseModel], ...] = (
-    *(AttendRequest, AttentionRequest, InferRequest, InferAttentionRequest),
-    *(Answer, AttentionAnswer, InferAnswer, Problem, InferenceError),
-)
+_REQUESTS: tuple[type[BaseModel], ...] = (AttendRequest, AttentionRequest, InferRequest)
+_ANSWERS: tuple[type[BaseModel], ...] = (Answer, AttentionAnswer, InferAnswer, Problem, InferenceError)
 _HOT = (ROUTE, ATTENTION_ROUTE, *INFER_ROUTES)
 _TEXT, _COUNT = {"type": "string"}, {"type": "integer", "minimum": 0}
 _ANY = ("X-Request-ID", "traceparent", "tracestate")
@@ -90,10 +88,6 @@ _FRAMED = "Inference-Header-Content-Length"
 _ID = "in the answer and the log if it is 1 to 128 of A-Z a-z 0-9 . _ : / + = @ -; default: made"
 _DEADLINE = "shortens the deadline, which begins when the body is complete; default: ATTENTION_REQUEST_TIMEOUT_MS"
 _CODING = "of the body; default: none"
-_CODINGS = {
-    name: {"type": "string", "enum": [*map(bytes.decode, codings)]}
-    for name, codings in (("ContentEncoding", BODY_CODINGS), ("InferContentEncoding", INFER_CODINGS))
-}
 _REQUEST_HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
     "X-Request-ID": (_ID, _TEXT),
     "traceparent": ("W3C trace context, continued where ATTENTION_TRACES is on; default: a new trace", _TEXT),
@@ -101,8 +95,8 @@ _REQUEST_HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
     "X-Request-Timeout-Ms": (_DEADLINE, {"type": "integer", "minimum": 1}),
     "Accept-Encoding": ("content codings of the answer; default: identity; several are an offer, not a request", _TEXT),
     _FRAMED: ("bytes of the JSON, where the bytes of tensors follow it; default: all is JSON", _COUNT),
-    "Content-Encoding-v1": (_CODING, {"$ref": _REF.format(model="ContentEncoding")}),
-    "Content-Encoding-v2": (_CODING, {"$ref": _REF.format(model="InferContentEncoding")}),
+    "Content-Encoding-v1": (_CODING, {"type": "string", "enum": [*map(bytes.decode, BODY_CODINGS)]}),
+    "Content-Encoding-v2": (_CODING, {"type": "string", "enum": [*map(bytes.decode, INFER_CODINGS)]}),
 }
 _ANSWER_HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
     "X-Request-ID": ("that of the request, or a made one; name it when you report a fault", _TEXT),
@@ -137,11 +131,11 @@ def write_openapi(
         routes=app.routes,
     )
     # FastAPI has the schemas of all bodies but those of the hot routes.
-    _, hot_schemas = models_json_schema([(model, "validation") for model in _HOT_BODIES], ref_template=_REF)
+    _, hot_schemas = models_json_schema([(model, "validation") for model in _REQUESTS + _ANSWERS], ref_template=_REF)
     layer, spec = examples_for or (None, None)
     page["paths"] = paths = dict(sorted((page["paths"] | _hot_paths(spec)).items()))
     page["components"] = {
-        "schemas": page["components"]["schemas"] | hot_schemas["$defs"] | _CODINGS,
+        "schemas": page["components"]["schemas"] | hot_schemas["$defs"],
         "responses": _error_answers("v1") | _error_answers("v2"),
         "parameters": _PARAMETERS,
         "headers": _HEADERS,
@@ -207,10 +201,7 @@ def _hot_paths(spec: LayerSpec | None) -> dict[str, dict[str, Any]]:
         "summary": "Infer: the same layers for the protocol's own clients",
         "description": _INFER_DESCRIPTION,
         "operationId": "infer",
-        "requestBody": {
-            "required": True,
-            "content": _content("InferRequest InferAttentionRequest", OCTET_STREAM, for_model),
-        },
+        "requestBody": {"required": True, "content": _content("InferRequest", OCTET_STREAM, for_model)},
         "responses": _success("the model's outputs", "InferAnswer", OCTET_STREAM),
     }
     operations = (attend, attention, infer, infer | {"operationId": "infer_version"})
@@ -221,10 +212,9 @@ def _success(meaning: str, model: str, binary: bytes) -> dict[str, Any]:
     return {"200": {"description": meaning, "content": _content(model, binary)}}
 
 
-def _content(models: str, binary: bytes, examples: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return the two forms of a body: JSON by one of the models, whose names have blanks between, and the type `binary`."""
-    refs = [{"$ref": _REF.format(model=model)} for model in models.split()]
-    as_json: dict[str, Any] = {"schema": refs[0] if len(refs) == 1 else {"anyOf": refs}}
+def _content(model: str, binary: bytes, examples: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return the two forms of a body: JSON by `model`, and the media type `binary`."""
+    as_json: dict[str, Any] = {"schema": {"$ref": _REF.format(model=model)}}
     if examples:
         as_json["examples"] = examples
     return {JSON.decode("ascii"): as_json, binary.decode("ascii"): {"schema": {"type": "string", "format": "binary"}}}

@@ -20,7 +20,6 @@ from service.attention.spec import LayerSpec
 from service.errors import ServiceError
 from service.wire.attend_request import RequestLimits
 from service.wire.attention_request import check_attention
-from service.wire.body_faults import CUT
 from service.wire.json_document import parse
 
 Body = dict[str, Any]
@@ -179,7 +178,7 @@ _REQUEST_ID = "2f9c4a7d1e8b5c3f6a0d9e24"
 _LIMITS = RequestLimits(2**10, 2**20, 2**20, 2**20, 2**20)
 _TEXTS: dict[type[ServiceError], str] = {
     errors.BadRequest: "Content-Length must be one number of bytes with at most 19 digits",
-    errors.BadJson: f"the body is not valid JSON (byte 1): {CUT}; around it: {{",
+    errors.BadJson: "the body is not valid JSON (byte 1): the body ends too early (is it cut off?); around it: {",
     errors.JsonTooDeep: "the body is nested deeper than 32 levels",
     errors.DuplicateKey: 'an object of the body has the key "query" twice',
     errors.BadBinary: "the body has 3 bytes, too few for safetensors",

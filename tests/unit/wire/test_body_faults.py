@@ -10,13 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.errors import BadJson, ServiceError
-from service.wire.body_faults import CUT as CUT_OFF
-from service.wire.body_faults import base64_fault, foreign, is_cut
+from service.wire.body_faults import base64_fault, unless_compressed
 from service.wire.json_document import parse
 
-CUT, CONSTANTS = "is it cut off?", "JSON has no NaN and no Infinity"
-TRAILING = "a comma before the end of a list or object is one too many"
-NUMBER = "a number is written as 0.5, -1.0 or 1e-3"
+CUT, VALUE = "is it cut off?", "expected a value: a number such as 0.5, a list, an object"
 
 
 def refused(body: bytes) -> BadJson:
@@ -31,37 +28,21 @@ def refused(body: bytes) -> BadJson:
         ('{"query": [[1, 2], [3', CUT),
         ('{"query": [[1, 2]],', CUT),
         ('{"query": "AAAA', "has no end (is the body cut off?)"),
-        ('{"query": [[1, 2],]}', TRAILING),
-        ('{"query": [[1, 2]], \n}', TRAILING),
-        ('{"query": [[1,, 2]]}', "a comma has no value before it"),
-        ("{'query': [[1]]}", "strings and names take double quotes"),
-        ("{\"query\": 'AAAA'}", "strings and names take double quotes"),
-        ('{"query": [[nan]]}', CONSTANTS),
-        ('{"query": [[1, -inf]]}', CONSTANTS),
-        ('{"query": [[-NAN]]}', CONSTANTS),
-        ('{"query": [[True]]}', "JSON writes true, false and null"),
-        ('{"query": None}', "JSON writes true, false and null"),
-        ('{"query": undefined}', "JSON writes true, false and null"),
-        ('{"query": [[1]]} // rows', "JSON has no comments"),
-        ('{"query": [[1]] /* rows */}', "JSON has no comments"),
-        ("# rows\n{}", "JSON has no comments"),
-        ('{"query": array([[1.]])}', "Python's print of an array; send its tolist()"),
-        ('{"query": np.array([[1]])}', "Python's print of an array; send its tolist()"),
-        ('{"query": tensor([[1]])}', "Python's print of an array; send its tolist()"),
-        ('{"query": [[1, ..., 2]]}', "dots stand for no numbers"),
-        ('{"query": ((1, 2))}', "a list takes square brackets"),
-        ('{"query": [[.5]]}', NUMBER),
-        ('{"query": [[1.]]}', NUMBER),
-        ('{"query": [[+1]]}', NUMBER),
-        ('{"query": [[007]]}', NUMBER),
-        ('{"query": [[0x7f]]}', NUMBER),
+        ('{"query": [[1,, 2]]}', VALUE),
+        ("{\"query\": 'AAAA'}", VALUE),
+        ('{"query": [[nan]]}', VALUE),
+        ('{"query": True}', VALUE),
+        ('{"query": [[.5]]}', VALUE),
+        ("query=1", VALUE),
+        ('{"query": [[1.]]}', "expected a comma or the end of the list or object"),
         ('{"query": [[1 2]]}', "expected a comma or the end of the list or object"),
         ('{"query" [[1]]}', "expected a colon"),
         ("{query: [[1]]}", "expected a name in double quotes"),
+        ("{'query': [[1]]}", "expected a name in double quotes"),
         ('{"query": [[1]]}\n{"query": [[2]]}', "expected nothing after the object"),
-        ('{"query": "A\nA"}', "a string has a line break or a control character"),
-        ('{"query": "\\A"}', "a string has an escape that JSON does not have"),
-        ("query=1", "expected a value"),
+        ('{"query": [[1]]} // rows', "expected nothing after the object"),
+        ('{"query": "A\nA"}', "without line breaks, control characters"),
+        ('{"query": "\\A"}', "escapes that JSON does not have"),
     ],
 )
 def test_a_fault_of_syntax_is_named_by_its_kind(text, words):
@@ -103,43 +84,25 @@ def test_an_error_of_any_text_shows_neither_letters_nor_quotes_of_it(text):
         assert not set(shown) & set(string.ascii_letters + "\"'`")
 
 
-@pytest.mark.parametrize("end", ["", "]", "]]", '],"key'])
-def test_a_long_body_that_is_cut_off_is_told_from_one_of_rare_values(end):
-    body = ('{"query":[[' + "0.5," * 60_000 + "0.5" + end).encode()
-    assert refused(body).message == f"the body is not valid JSON: {CUT_OFF}"
-    rare = ('{"query":[[NaN,' + "0.5," * 60_000 + "0.5]]}").encode()
-    assert "which allow neither NaN nor an integer beyond 64 bits" in refused(rare).message
-
-
-@given(st.binary(max_size=40))
-def test_no_beginning_of_a_body_makes_the_explanation_fail(body):
-    for found in (foreign(body), is_cut(body), base64_fault(memoryview(body), 0, 40)):
-        assert isinstance(found, str | bool | None)
-
-
 @given(st.dictionaries(st.text(), st.integers()))
-def test_no_json_and_no_safetensors_header_is_taken_for_another_form(value):
-    text = json.dumps(value).encode()
-    assert foreign(text) is None
-    assert foreign(text + b" " * 9) is None
+def test_no_json_is_taken_for_a_compressed_body(value):
+    error = BadJson("another")
+    assert unless_compressed(json.dumps(value).encode(), error) is error
 
 
 @pytest.mark.timed
-@pytest.mark.parametrize("piece", [b"A" * 2**21, b"=" * 2**21, b"A" * (2**21 - 1) + b"-", b" " * 2**21])
+@pytest.mark.parametrize("piece", [b"A" * 2**20, b"=" * 2**20, b"A" * (2**20 - 1) + b"-", b" " * 2**20])
 def test_a_piece_of_base64_is_explained_faster_than_a_body_of_its_size_is_parsed(piece):
     started = time.process_time()
-    base64_fault(memoryview(piece), 0, 2**21)
+    base64_fault(memoryview(piece))
     assert time.process_time() - started < 0.02
 
 
-@pytest.mark.parametrize("odd", ["\n", " ", "-", "_", "*", "\x00"])
+@pytest.mark.parametrize(
+    ("odd", "words"), [("\n", "line breaks"), (" ", "white space"), ("-", "URL-safe"), ("_", "URL-safe")]
+)
 @pytest.mark.parametrize("place", [0, 5, -1])
-def test_one_odd_character_of_base64_is_told_wherever_it_is(odd, place):
+def test_one_odd_character_of_base64_is_named_wherever_it_is(odd, words, place):
     text = list(b64encode(b"\x00" * 300).decode())
     text[place] = odd
-    found = base64_fault(memoryview("".join(text).encode()), 0, 400)
-    assert ("white space" in found, "URL-safe" in found, "none of its alphabet" in found) == (
-        odd in "\n ",
-        odd in "-_",
-        odd in "*\x00",
-    )
+    assert words in base64_fault(memoryview("".join(text).encode()))
