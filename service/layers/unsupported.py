@@ -23,8 +23,8 @@ ALIBI = "it uses ALiBi, biases by distance, which a served layer does not have"
 BY_HEAD = "its fused projection is ordered by heads, which the importer does not read"
 UNSCALED = "its scores are not scaled by 1/sqrt(head width)"
 IGNORE = "--ignore KEY, once for each, leaves out what does not change attention"
-# Values of an option that is off, as text in lower case; a negative number is off too.
-OFF = {"", "none", "null", "false", "no", "off", "0", "0.0", "[]", "{}", "absolute", "learned", "sinusoidal"}
+# Values of an option that is off, beside false ones.
+OFF = re.compile("-.*|0|none|null|false|no|off|absolute|learned|sinusoidal", re.IGNORECASE)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,13 +153,12 @@ def _has_option(row: Unsupported, key: str, value: object) -> bool:
     """Return whether an option is on and its name, or the text of one as `position_embedding_type`, is of the row."""
     if not row.options or not _is_on(value):
         return False
-    text = f"{key}\n{value}" if isinstance(value, str) and re.search("pos|att|emb", key) else key
+    text = f"{key}\n{value}" if isinstance(value, str) and re.search("pos|att|emb|^pe", key) else key
     return re.search(row.options, text, re.IGNORECASE | re.MULTILINE) is not None
 
 
 def _is_on(value: object) -> bool:
-    text = str(value).lower()
-    return text not in OFF and not text.startswith("-")
+    return bool(value) and not (isinstance(value, str | int | float) and OFF.fullmatch(str(value)))
 
 
 def _mark(pattern: str, key: str) -> re.Match[str] | None:

@@ -45,7 +45,7 @@ OPTIONS: dict[str, tuple[str, list[dict[str, object]]]] = {
             {"useRoPE": True},
             {"rotary": float("nan")},
             {"position_embedding_type": "rope"},
-            {"positional_encoding": "rotary"}, {"attention_type": "rotary"}, {"embedding": "rope"},
+            {"positional_encoding": "rotary"}, {"pe": "RoPE"}, {"attention_type": "rotary"}, {"embedding": "rope"},
             {"model_type": "gpt-neox"}, {"model_type": "modernbert"}, {"model_type": "qwen2_5_vl"}, {"model_type": "phi3"},
             {"model_type": "chatglm"}, {"model_type": "gte"},
         ],
@@ -101,6 +101,13 @@ def test_the_message_names_the_key_with_its_place():
     assert odd.isprintable()
 
 
+def test_a_deep_config_is_searched_to_its_end():
+    deep: dict[str, object] = {"rope_theta": 1e4}
+    for _ in range(5000):
+        deep = {"rotary_of": [], "a": deep}
+    assert ROTARY in why_not(deep)
+
+
 @pytest.mark.parametrize(
     "config",
     [
@@ -110,7 +117,8 @@ def test_the_message_names_the_key_with_its_place():
         {"alibi": False, "attn_config": {"alibi": False}},
         {"relative_attention": False, "max_relative_positions": -1, "position_buckets": -1},
         {"qk_layernorm": False, "clip_qkv": None, "final_logit_softcapping": 30.0, "use_softermax": False},
-        {"use_rotary": "none"}, {"_name_or_path": "my/rope-alibi-relative", "position_embedding_type": "sinusoidal"},
+        {"use_rotary": "none", "rotary": "0", "rope": [], "alibi": -1.0},
+        {"_name_or_path": "my/rope-alibi-relative", "position_embedding_type": "sinusoidal"},
         {"property": 1, "properties": {"a": 1}, "europe": True, "drop_edge": 0.1, "dropedge": 0.1},
         {"label2id": {"rope": 3, "rotary": 1}},
         {"model_type": "bert"}, {"model_type": "clip", "text_config": {"model_type": "clip_text_model"}},
