@@ -65,9 +65,7 @@ Scale = Annotated[
 Map = Annotated[list[str] | None, typer.Option("--map", help="the keys: query=KEY key=KEY value=KEY output=KEY")]
 Ignore = Annotated[
     list[str] | None,
-    typer.Option(
-        "--ignore", help="a key of the module that does not change attention, or a beginning that ends in a dot"
-    ),
+    typer.Option("--ignore", help="a key of the module that does not change attention; may be given several times"),
 ]
 Fused = Annotated[str | None, typer.Option("--fused", help="qkv: one key holds all three: --map qkv=KEY output=KEY")]
 

@@ -22,8 +22,8 @@ from service.attention.spec import PROJECTIONS, LayerSpec
 from service.errors import LayerError
 from service.layers.families import FAMILY_NAMES, TOKENS, Candidate, Parts, find_candidates
 from service.layers.heads import Config, check_head_width, num_heads
-from service.layers.key_map import MAPPED, existing_key, mapped, unknown_family_text
-from service.layers.source import COMPILED, Source, open_source
+from service.layers.key_map import existing_key, mapped, unknown_family_text
+from service.layers.source import Source, open_source
 from service.layers.store import MAX_SOURCE, StoredLayer, check_name
 from service.layers.unsupported import IGNORE, check_config, check_names
 from service.layers.wording import MAX_COPIED, about, bounded, listed, quoted, shape_text
@@ -48,26 +48,24 @@ def import_layer(
     """Import one layer. `layer` is the number in the layer's prefix, `prefix` the path of its module or of a parent.
 
     `key_map` gives the layer's keys by role instead of `layer`, `prefix` and `family`. `ignore` has the keys of its module that
-    do not change attention; one that ends in a dot stands for all keys that begin so.
+    do not change attention.
     `scale` defaults to 1/sqrt(head width), or to the config's. Raises LayerError with what was expected and what was found.
     """
     check_name(name)
     if key_map is not None and (layer, prefix, family) != (None, None, None):
         raise LayerError("--map names whole keys, so it goes without --layer, --prefix and --family")
-    source = open_source(source_path, has_config_beside=key_map is not None)
-    with about(f"source {quoted(source.label)}"):
+    source = open_source(source_path)
+    with about(f"source {quoted(source.label)}"), source.files.unchanged():
         config = source.config or {}
-        check_config(config, has_scale=scale is not None)
+        check_config(config)
         chosen = mapped(key_map, source) if key_map else choose(source, family=family, prefix=prefix, layer=layer)
-        present = present_parts(chosen, source, ignore, has_scale=scale is not None)
+        present = present_parts(chosen, source, ignore)
         shapes = canonical_shapes(chosen, present, source)
         spec = derive_spec(chosen, shapes, config, heads=heads, scale=scale, add_zero_attn=add_zero_attn)
         check_fit(spec, chosen, present, shapes)
         words = (source.label, chosen.module, f"({chosen.family.name})")
         origin = "".join(char if char.isprintable() else "?" for char in " ".join(filter(None, words)))
-        tensors = _read(chosen, present, source)
-        source.files.check()
-        return StoredLayer(name, spec, tensors, bounded(origin, MAX_SOURCE), chosen.family.name)
+        return StoredLayer(name, spec, _read(chosen, present, source), bounded(origin, MAX_SOURCE), chosen.family.name)
 
 
 def choose(source: Source, *, family: str | None, prefix: str | None, layer: int | None) -> Candidate:
@@ -95,11 +93,10 @@ def _several_text(found: list[Candidate]) -> str:
     modules, numbers = [candidate.module for candidate in found], {candidate.number for candidate in found}
     if len(numbers) > 1:
         return f"it has {len(found)} attention layers; choose one with --layer N or --prefix P: {listed(modules)}"
-    number = next(iter(numbers))
-    owner = "it" if number is None else f"layer {number}"
-    if len(found) == 2:  # noqa: PLR2004 (self-attention and cross-attention of a decoder's layer)
-        return f"{owner} has two attentions: --prefix {' or --prefix '.join(quoted(module, MAX_COPIED) for module in modules)}"
-    return f"{owner} has {len(found)} attentions; choose one with --prefix P: {listed(modules)}"
+    owner = "it" if numbers == {None} else f"layer {numbers.pop()}"
+    count = "two" if len(found) == 2 else len(found)  # noqa: PLR2004 (a decoder's)
+    choices = " or ".join(f"--prefix {quoted(name, MAX_COPIED)}" for name in modules)
+    return f"{owner} has {count} attentions: {choices}"
 
 
 def _below(found: list[Candidate], prefix: str) -> list[Candidate]:
@@ -129,7 +126,7 @@ def _numbered(found: list[Candidate], layer: int, config: Config) -> list[Candid
     return matching
 
 
-def present_parts(chosen: Candidate, source: Source, ignore: Collection[str] = (), *, has_scale: bool = False) -> Parts:
+def present_parts(chosen: Candidate, source: Source, ignore: Collection[str] = ()) -> Parts:
     """Return the family's parts that this layer has.
 
     Raises LayerError for names of unsupported models, missing and unknown keys, half a group, and a wrong `ignore`.
@@ -139,28 +136,23 @@ def present_parts(chosen: Candidate, source: Source, ignore: Collection[str] = (
     present = {key: names for key, names in family.parts.items() if key in keys}
     used = [prefix + key for key in present]
     ignored = _ignored(source, used, ignore)
-    check_names(f"{prefix}{family.scope}", used, source.entries.keys(), ignored=ignored, has_scale=has_scale)
+    check_names(f"{prefix}{family.scope}", used, source.entries.keys(), ignored=ignored)
     absent = {key for group in family.optional if keys.isdisjoint(group) for key in group}
     if missing := sorted(prefix + key for key in family.parts.keys() - absent - keys):
         raise LayerError(f"keys of the {family.name} layer are missing: {listed(missing)}")
     in_module = {key for key in keys - family.parts.keys() if key.startswith(family.scope)}
     extra = {prefix + key for key in in_module if not f"{key}.".startswith(family.ignored)} - ignored
     if extra:
-        unknown = "that the map does not name" if family.name == MAPPED else f"unknown to the family {family.name}"
-        raise LayerError(f"the module has keys {unknown} ({IGNORE}): {listed(sorted(extra), MAX_COPIED)}")
+        found = listed(sorted(extra), MAX_COPIED)
+        raise LayerError(f"the module has keys that the {family.name} layer does not use ({IGNORE}): {found}")
     return present
 
 
 def _ignored(source: Source, used: Collection[str], ignore: Collection[str]) -> set[str]:
     """Return the keys that `ignore` names; raise LayerError if one is not in the source or is used."""
-    ignored: set[str] = set()
-    for given in ignore:
-        beginning = given.replace(COMPILED, "")
-        named = {key for key in source.entries if given.endswith(".") and key.startswith((given, beginning))}
-        named = named or {existing_key(given, "--ignore", source)}
-        if needed := sorted(named & set(used)):
-            raise LayerError(f"--ignore {quoted(given)} names keys that the layer needs: {listed(needed)}")
-        ignored |= named
+    ignored = {existing_key(key, "--ignore", source) for key in ignore}
+    if needed := sorted(ignored.intersection(used)):
+        raise LayerError(f"--ignore names keys that the layer needs: {listed(needed)}")
     return ignored
 
 
@@ -200,7 +192,7 @@ def derive_spec(
         if sizes[f"{name}_rows"] % num:
             raise LayerError(f"{num} heads do not divide the {sizes[f'{name}_rows']} out features of {name}")
     head_width = sizes["query_rows"] // num
-    check_head_width(config, heads=num, rows=sizes["query_rows"], query_width=sizes["query_width"])
+    check_head_width(chosen, config, heads=num, rows=sizes["query_rows"], query_width=sizes["query_width"])
     return LayerSpec(
         **{width: sizes[width] for width in ("query_width", *TOKENS)},
         num_heads=num,

@@ -21,7 +21,6 @@ from service.layers.unsupported import ROTARY, reason_of_names
 from service.layers.wording import MAX_NAMED, listed, quoted
 
 HOW = "--map query=KEY key=KEY value=KEY output=KEY, or --fused qkv --map qkv=KEY output=KEY"
-MAPPED = "mapped"
 
 
 def parse_key_map(pairs: Iterable[str], fused: str | None = None) -> dict[str, str] | None:
@@ -64,7 +63,7 @@ def mapped(key_map: Mapping[str, str], source: Source) -> Candidate:
         has_stacked_columns(source.entries[key].shape) for key, names in parts.items() if names == QKV_WEIGHT
     )
     below = {key.removeprefix(prefix): names for key, names in parts.items()}
-    return Candidate(Family(name=MAPPED, parts=below, equal=(), transposed=is_transposed), prefix)
+    return Candidate(Family(name="mapped", parts=below, equal=(), transposed=is_transposed), prefix)
 
 
 def existing_key(key: str, option: str, source: Source) -> str:
@@ -84,11 +83,8 @@ def unknown_family_text(source: Source) -> str:
     keys = list(source.entries)
     likely = [key for key in keys if "att" in key.lower()] or keys
     sample = likely[:: max(1, len(likely) // MAX_NAMED)][:MAX_NAMED]  # spread, because sorted neighbours are similar
-    reason, hint = reason_of_names(keys), ROTARY
-    if reason or any(_is_grouped(key, source) for key in keys):
-        hint = f"{reason or ROTARY}, and its names look like one"
-    if reason not in {None, ROTARY}:
-        hint = f"its names look like those of an unsupported model: {reason}"
+    reason = reason_of_names(keys) or (ROTARY if any(_is_grouped(key, source) for key in keys) else None)
+    hint = f"its names look like those of an unsupported model: {reason}" if reason else ROTARY
     return (
         f"no known family of attention layers in its {len(keys)} keys; name the four weights with {HOW}, and --heads H; "
         f"{hint}; found keys like {listed(sample)}"

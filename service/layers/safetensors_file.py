@@ -4,7 +4,7 @@ The format: eight bytes with the header's length (little-endian), the header (a 
 tensors' bytes (little-endian, C order).
 Invariants: A header is accepted only if every size is right and the tensors fill the rest exactly, as in the safetensors
 library: no hole, no overlap, no byte after them. JSON is UTF-8. Duplicate keys, NaN, Infinity, integers beyond 64 bits and
-endless depth are refused, because two parsers would disagree on them; a config may have any number. No unchecked number sizes
+endless depth are refused, because two parsers would disagree on them, but a config may have any number. No unchecked number sizes
 an allocation. Sizes are Python integers. Messages repeat nothing of the text; they show names only through `label`. No file is
 mapped, so that one that shrinks meanwhile gives a short read and not a SIGBUS. Only little-endian hosts are supported, like
 every machine that torch ships wheels for.
@@ -28,7 +28,6 @@ from service.errors import LayerError, LayerNotLoaded, ServiceError
 from service.layers.wording import quoted
 
 _MIN_INTEGER, _MAX_INTEGER = -(2**63), 2**64 - 1
-_MAX_DIGITS = 20
 
 
 class _RefusedJsonError(ValueError):
@@ -38,10 +37,7 @@ class _RefusedJsonError(ValueError):
 def parse_object(
     raw: bytes | bytearray, what: str, failure: type[ServiceError], *, any_number: bool = False
 ) -> dict[str, object]:
-    """Return the object in `raw`; raise `failure` with a sentence that begins with `what`.
-
-    `any_number` also takes NaN, Infinity and numbers of any size, which Python writes into configs.
-    """
+    """Return the object in `raw`, with `any_number` also NaN and Infinity; raise `failure` with a sentence about `what`."""
     try:
         value = (_ANY_NUMBER if any_number else _DECODER).decode(raw.decode("utf-8"))
     except _RefusedJsonError as error:
@@ -78,9 +74,7 @@ def _small_integer(digits: str) -> int:
 _DECODER = json.JSONDecoder(
     object_pairs_hook=_unique, parse_constant=_finite, parse_float=_finite, parse_int=_small_integer
 )
-_ANY_NUMBER = json.JSONDecoder(
-    object_pairs_hook=_unique, parse_int=lambda digits: int(digits) if len(digits) < _MAX_DIGITS else float(digits)
-)
+_ANY_NUMBER = json.JSONDecoder(object_pairs_hook=_unique)
 
 # The dtypes that a layer may have.
 FILE_DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}

@@ -2,9 +2,9 @@
 
 Invariants: Opening reads names and shapes; `Entry.read` reads the bytes of one tensor. Torch files that are not zip archives are
 read whole. Nothing is fetched or executed: pickle goes through `torch.load(weights_only=True)` and npz never unpickles. Shards
-lie in the checkpoint's own directory. A file that is replaced or written to meanwhile is refused: each opening finds the file
-that the first one found, and so does `Files.check` at the end of an import. This module turns other libraries' exceptions into
-LayerErrors of one sentence. Only `layers import` and `layers check` use it; the server reads a Store.
+lie in the checkpoint's own directory. A file that is replaced or written to while it is read is refused by `Files.unchanged`.
+This module turns other libraries' exceptions into LayerErrors of one sentence. Only `layers import` and `layers check` use it;
+the server reads a Store.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import io
 import os
 import warnings
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -27,13 +27,10 @@ from service.layers.safetensors_file import FILE_DTYPES, open_regular, parse_obj
 from service.layers.wording import about, listed, quoted, shape_text, translated
 
 MAX_JSON_BYTES = 64 * 1024 * 1024
-MAX_PICKLE_BYTES = 16 * 1024 * 1024  # of a torch file that cannot be read, to find out why
 TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 NESTED_UNDER = ("state_dict", "model_state_dict", "model")
 # What torch.compile puts into the names of a module's tensors.
 COMPILED = "_orig_mod."
-# Hugging Face's names of a whole model: the config.json beside such a file belongs to it.
-MODEL_FILES = ("model.safetensors", "pytorch_model.bin")
 ZIP_MAGIC = b"PK\x03\x04"
 _NPY_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
@@ -45,38 +42,28 @@ class Entry:
 
 
 class Files:
-    """The files of one source, each with its inode, size and times as they were at its first opening (None: no such file)."""
+    """Opens the files of one source, and keeps the inode, size and times that each had before it was first opened."""
 
     def __init__(self) -> None:
-        self._seen: dict[Path, tuple[int, ...] | None] = {}
+        self._versions: dict[Path, tuple[int, ...] | None] = {}
 
     def open(self, path: Path) -> io.BufferedReader:
-        file = open_regular(path)
+        self._versions.setdefault(path, _version(path))
+        return open_regular(path)
+
+    @contextlib.contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Raise LayerError, also instead of another one, if a file is replaced or written to meanwhile."""
         try:
-            self._compare(path, os.fstat(file.fileno()))
-        except LayerError:
-            file.close()
-            raise
-        return file
+            yield
+        finally:
+            if changed := [path.name for path, version in self._versions.items() if _version(path) != version]:
+                raise LayerError(f"{listed(changed)} changed while it was read; import it again when it is complete")
 
-    def exists(self, path: Path) -> bool:
-        is_there = path.exists()
-        if not is_there:
-            self._compare(path, None)
-        return is_there
 
-    def check(self) -> None:
-        """Raise LayerError if a path leads to another file than before, or to one that was written to."""
-        for path in self._seen:
-            found = None
-            with contextlib.suppress(OSError):
-                found = path.stat()
-            self._compare(path, found)
-
-    def _compare(self, path: Path, found: os.stat_result | None) -> None:
-        version = found and (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
-        if self._seen.setdefault(path, version) != version:
-            raise LayerError(f"{quoted(path.name)} changed while it was read; import it again when it is complete")
+def _version(path: Path) -> tuple[int, ...] | None:
+    found = path.stat() if path.exists() else None
+    return found and (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -92,11 +79,8 @@ class Source:
     files: Files = dataclasses.field(default_factory=Files)
 
 
-def open_source(path: str | os.PathLike[str], *, has_config_beside: bool = False) -> Source:
-    """Open a directory, or a file by its suffix. Raises LayerError with one sentence.
-
-    `has_config_beside` reads the config.json beside a file of any name, not only of Hugging Face's.
-    """
+def open_source(path: str | os.PathLike[str]) -> Source:
+    """Open a directory, or a file by its suffix, with the config.json in or beside it. Raises LayerError with one sentence."""
     where, files = Path(path), Files()
     label = Path(os.path.abspath(where)).name  # noqa: PTH100 - "." and ".." get their names, links keep theirs
     with about(f"source {quoted(label)}"):
@@ -104,9 +88,8 @@ def open_source(path: str | os.PathLike[str], *, has_config_beside: bool = False
             is_directory = where.is_dir()
             entries, config = (_directory_entries if is_directory else _file_entries)(where, files)
             beside = (where if is_directory else where.parent) / "config.json"
-            is_its_own = is_directory or where.name in MODEL_FILES
-            if (is_its_own or (has_config_beside and config is None)) and files.exists(beside):
-                config = _read_object(beside, files, any_number=True) or config
+            if config is None and beside.exists():
+                config = _read_object(beside, files)
         except (OSError, ValueError) as error:  # a parent without permission, a NUL in the path
             raise LayerError("the file or directory does not exist or cannot be opened") from error
     renamed = {key.replace(COMPILED, ""): entry for key, entry in entries.items()}
@@ -130,9 +113,9 @@ def _file_entries(path: Path, files: Files) -> tuple[dict[str, Entry], dict[str,
 def _directory_entries(directory: Path, files: Files) -> tuple[dict[str, Entry], dict[str, object] | None]:
     """Return the same of the first that exists: the single file, the index's shards, all *.safetensors, pytorch_model.bin."""
     single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
-    if files.exists(single):
+    if single.exists():
         return _file_entries(single, files)
-    if files.exists(index):
+    if index.exists():
         return _indexed_entries(directory, index, files), None
     if found := sorted(entry for entry in directory.iterdir() if entry.suffix == ".safetensors"):
         return _joined_entries(found, files), None
@@ -141,12 +124,12 @@ def _directory_entries(directory: Path, files: Files) -> tuple[dict[str, Entry],
     raise LayerError("the directory has neither *.safetensors nor pytorch_model.bin")
 
 
-def _read_object(path: Path, files: Files, *, any_number: bool = False) -> dict[str, object]:
+def _read_object(path: Path, files: Files) -> dict[str, object]:
     with about(path.name), files.open(path) as file:
         raw = file.read(MAX_JSON_BYTES + 1)
     if len(raw) > MAX_JSON_BYTES:
         raise LayerError(f"{path.name} has more than {MAX_JSON_BYTES} bytes")
-    return parse_object(raw, path.name, LayerError, any_number=any_number)
+    return parse_object(raw, path.name, LayerError, any_number=True)
 
 
 def _safetensors_entries(path: Path, files: Files) -> dict[str, Entry]:
@@ -154,7 +137,7 @@ def _safetensors_entries(path: Path, files: Files) -> dict[str, Entry]:
         header = read_header(file)
 
     def read(name: str) -> torch.Tensor:
-        with files.open(path) as file:
+        with open_regular(path) as file:
             return read_tensor(file, name, header.tensors[name])
 
     return {name: Entry(entry.shape, functools.partial(read, name)) for name, entry in header.tensors.items()}
@@ -199,14 +182,14 @@ def _npz_entries(path: Path, files: Files) -> dict[str, Entry]:
                 shape = _NPY_HEADERS[np.lib.format.read_magic(stream)](stream)[0]
             if any(size < 0 for size in shape):
                 raise LayerError(f"{quoted(key)} has the shape {shape_text(shape)}, expected no negative size")
-            entries[key] = Entry(shape, functools.partial(_read_npz, path, member, files))
+            entries[key] = Entry(shape, functools.partial(_read_npz, path, member))
     return entries
 
 
-def _read_npz(path: Path, member: str, files: Files) -> torch.Tensor:
+def _read_npz(path: Path, member: str) -> torch.Tensor:
     name = quoted(member.removesuffix(".npy"))
-    with files.open(path) as file, translated(f"{name} cannot be read from the archive"):
-        array = np.load(file, allow_pickle=False)[member]
+    with translated(f"{name} cannot be read from the archive"), np.load(path, allow_pickle=False) as archive:
+        array = archive[member]
         if array.dtype.kind != "f" or array.dtype.itemsize not in {2, 4, 8}:
             raise LayerError(f"{name} holds {array.dtype.name}, expected float16, float32 or float64")
         native = array.astype(array.dtype.newbyteorder("="), order="C", copy=True)
@@ -217,13 +200,13 @@ def _torch_entries(path: Path, files: Files) -> tuple[dict[str, Entry], dict[str
     """Return the tensors of a torch file, and nanoGPT's `model_args` if it has them."""
     with files.open(path) as file:
         is_zip = file.read(len(ZIP_MAGIC)) == ZIP_MAGIC
-    with warnings.catch_warnings():
+    sentence = (
+        "the file is not a torch file of plain tensors (it is read with weights_only=True); save `model.state_dict()`"
+    )
+    with translated(sentence), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of its own storage classes in files before 1.6
-        try:
-            # Only zip archives can be memory-mapped; then an import reads one layer.
-            loaded: object = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
-        except Exception as error:  # noqa: BLE001 (as in `translated`)
-            raise LayerError(_unread_text(path, files)) from error.with_traceback(None)
+        # Only zip archives can be memory-mapped; then an import reads one layer.
+        loaded: object = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     tensors, config = _state_dict(loaded), loaded.get("model_args") if isinstance(loaded, dict) else None
     entries = {key: Entry(tuple(value.shape), functools.partial(_plain, key, value)) for key, value in tensors.items()}
     if not isinstance(config, dict):
@@ -231,21 +214,6 @@ def _torch_entries(path: Path, files: Files) -> tuple[dict[str, Entry], dict[str
     if not all(isinstance(key, str) and not isinstance(value, torch.Tensor) for key, value in config.items()):
         raise LayerError("the model_args of the torch file must be options by name, none of them a tensor")
     return entries, config
-
-
-def _unread_text(path: Path, files: Files) -> str:
-    """Return why torch did not read the file, by what a pickled module and a TorchScript archive always contain."""
-    with files.open(path) as file:
-        head = file.read(MAX_PICKLE_BYTES)
-        file.seek(-len(head), os.SEEK_END)
-        tail = file.read(MAX_PICKLE_BYTES)
-    if b"/code/__torch__" in tail:
-        return "the file is a TorchScript program, which is never run; save `model.state_dict()` of the module instead"
-    if b"_parameters" in head and b"_modules" in head:
-        return "the file is a whole pickled module, which is never unpickled; save `model.state_dict()` instead"
-    return (
-        "the file is not a torch file of plain tensors (it is read with weights_only=True); save `model.state_dict()`"
-    )
 
 
 def _state_dict(loaded: object) -> dict[str, torch.Tensor]:

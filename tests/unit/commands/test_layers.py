@@ -194,7 +194,7 @@ def test_ignored_keys_are_left_out_by_import_and_check(run_command, tmp_path):
     code, out, err = run_command("import", path, "--name", "mine", *ask, "--ignore", "m.q_norm.weight")
     assert (code, out) == (1, "")
     assert err.endswith(
-        "the module has keys that the map does not name "
+        "the module has keys that the mapped layer does not use "
         "(--ignore KEY, once for each, leaves out what does not change attention): 'm.k_norm.weight'\n"
     )
     both = [word for key in extra for word in ("--ignore", key)]

@@ -38,10 +38,9 @@ def imported(path: Path, config: Mapping[str, object], rows: int = 16, width: in
 
 
 @pytest.mark.parametrize("given", [None, 4])
-@pytest.mark.parametrize("sizes", [{"hidden_size": 32}, {}])
-def test_a_pruned_layer_has_the_heads_that_are_left_as_wide_as_before(tmp_path, given, sizes):
+def test_a_pruned_layer_has_the_heads_that_are_left_as_wide_as_before(tmp_path, given):
     """8 heads of 4 less 4 heads: its output is that of the whole layer with the outputs of the removed heads zeroed."""
-    config = {"num_attention_heads": 8, "pruned_heads": PRUNED, **sizes}
+    config = {"num_attention_heads": 8, "pruned_heads": PRUNED}
     whole = narrow(32, 32)
     kept = torch.tensor([4 * head + i for head in (1, 3, 4, 6) for i in range(4)])
     tensors = {key: value if "output.dense" in key else value[kept] for key, value in whole.items()} | {
@@ -82,14 +81,12 @@ def test_a_layer_that_is_not_pruned_keeps_the_configs_heads(tmp_path):
     ("config", "rows", "heads", "why"),
     [
         ({"pruned_heads": PRUNED}, 16, 8, "contradictory: 4 by num_attention_heads less pruned_heads, 8 by the caller"),
-        ({"pruned_heads": PRUNED}, 32, None, "but the 32 rows of query make 4 heads of 8"),
+        ({"pruned_heads": PRUNED}, 32, None, "num_attention_heads 8, so heads of 4, but the 32 rows of query make"),
         ({"pruned_heads": {"1": [0]}}, 16, None, "but the 16 rows of query make 8 heads of 2"),
-        ({"hidden_size": 32}, 16, None, "32 wide with 8 heads, so heads of 4, but the 16 rows of query make 8 heads of 2"),
         ({"head_dim": 4}, 16, None, "config.json has head_dim 4, but the 16 rows of query make 8 heads of 2"),
         ({"attention_head_size": 8}, 32, None, "has attention_head_size 8, but the 32 rows of query make 8 heads of 4"),
         ({"kv_channels": 3}, 32, None, "has kv_channels 3, but"),
         ({"head_dim": "4"}, 32, None, "has head_dim '4', but"),
-        ({"num_key_value_heads": 2}, 32, None, "has num_key_value_heads 2 for 8 heads: grouped key and value heads are not"),
     ],
     ids=str,
 )  # fmt: skip
@@ -99,14 +96,14 @@ def test_numbers_that_disagree_with_the_rows_are_refused(tmp_path, config, rows,
 
 
 def test_widths_that_agree_are_accepted(tmp_path):
-    """Also another width of heads than hidden_size / heads, if the config names it, and as many key heads as heads."""
-    config = {"num_attention_heads": 8, "hidden_size": 32, "head_dim": 2, "num_key_value_heads": 8, "d_kv": None}
+    """Also another width of heads than hidden_size / heads."""
+    config = {"num_attention_heads": 8, "hidden_size": 32, "head_dim": 2, "d_kv": None}
     assert imported(tmp_path, config).spec.head_width == 2
 
 
 @pytest.mark.parametrize(
     "pruned",
-    [[0, 2], {"0": 2}, {"0": [8]}, {"0": [-1]}, {"0": [True]}, {"0": [1, 1]}, {"x": [1]}, {"0": ["1"]}, "0", 3, {"5": None}],
+    [[0, 2], {"0": 2}, {"0": [8]}, {"0": [-1]}, {"0": [True]}, {"0": ["1"]}, {"0": [[1]]}, "0", 3],
     ids=str,
 )  # fmt: skip
 def test_pruned_heads_of_another_form_are_refused_with_the_form(tmp_path, pruned):
@@ -116,26 +113,21 @@ def test_pruned_heads_of_another_form_are_refused_with_the_form(tmp_path, pruned
     )
 
 
-def test_pruned_heads_need_a_layers_number_and_leave_a_head(tmp_path):
+def test_a_pruned_layer_needs_its_number_and_a_head(tmp_path):
     config = {"num_attention_heads": 8, "pruned_heads": PRUNED}
     path = directory(tmp_path, config, prefix="")
-    assert "pruned_heads in config.json goes by the layer's number, which the names of its keys lack" in (
-        refused_import(path)
-    )
+    assert "so heads of 4, but the 16 rows of query make 8 heads of 2" in refused_import(path)
     path = directory(tmp_path, {**config, "pruned_heads": {"0": [*range(8)]}})
-    assert "pruned_heads in config.json leaves this layer no head" in refused_import(path)
+    assert "given by num_attention_heads less pruned_heads must be a whole number from 1" in refused_import(path)
 
 
 @pytest.mark.parametrize("key", ["num_attention_heads", "num_heads"])
 def test_a_list_of_heads_for_each_stage_needs_the_callers_choice(tmp_path, key):
     path = directory(tmp_path, {key: [1, 2, 5, 8], "hidden_sizes": [32, 64, 160, 256]}, rows=32)
-    assert (
-        f"{key} in config.json is a list, one number for each stage: [1, 2, 5, 8]; give this layer's with --heads H"
-        in (refused_import(path))
-    )
+    why = f"{key} in config.json is a list, one number for each stage: [1, 2, 5, 8]; give this layer's with --heads H"
+    assert why in refused_import(path)
     assert import_layer(path, name="x", heads=2).spec.num_heads == 2
-    assert refused_import(path, heads=4).endswith("contradictory: [1, 2, 5, 8] by num_attention_heads, 4 by the caller".replace(
-        "num_attention_heads", key))  # fmt: skip
+    assert why in refused_import(path, heads=4)
 
 
 @pytest.mark.parametrize(
@@ -155,13 +147,12 @@ def test_an_encoder_and_a_decoder_have_heads_of_their_own(tmp_path):
     mae = {"num_attention_heads": 4, "decoder_num_attention_heads": 8}
     for side, heads in (("encoder", 4), ("decoder", 8)):
         assert import_layer(directory(tmp_path, mae, 32, prefix=f"vit.{side}.0."), name="x").spec.num_heads == heads
-    message = refused_import(directory(tmp_path, config, 32, prefix="layers.0."))
-    assert message.endswith("4 by encoder_attention_heads, 8 by decoder_attention_heads")
+    assert "give it with --heads H" in refused_import(directory(tmp_path, config, 32, prefix="layers.0."))
 
 
 @pytest.mark.parametrize("name", ["own.safetensors", "model.safetensors", "own.pt"])
 def test_a_map_reads_the_heads_from_a_config_beside_its_file(tmp_path, name):
-    """Whatever the file is called; a file that is not mapped has a config only under Hugging Face's names."""
+    """Whatever the file is called."""
     key_map = {
         role: f"attn.{letter}.weight" for role, letter in zip(("query", "key", "value", "output"), "qkvo", strict=True)
     }

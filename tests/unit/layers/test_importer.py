@@ -34,7 +34,9 @@ def test_a_transformer_of_torch_is_imported_by_prefix(tmp_path):
     weight = model.decoder.layers[1].multihead_attn.in_proj_weight
     assert torch.equal(torch.cat([layer.tensors[f"{name}.weight"] for name in ("query", "key", "value")]), weight)
     assert layer.source == "x.safetensors decoder.layers.1.multihead_attn (torch-mha)"
-    assert "layer 1 has 3 attentions; choose one with --prefix P" in refused_import(path, heads=2, layer=1)
+    assert "layer 1 has 3 attentions: --prefix 'decoder.layers.1.multihead_attn' or --prefix '" in refused_import(
+        path, heads=2, layer=1
+    )
     assert torch.equal(import_layer(path, name="x", heads=2, prefix="encoder", layer=0).tensors["output.bias"],
                        model.encoder.layers[0].self_attn.out_proj.bias)  # fmt: skip
 
@@ -179,7 +181,7 @@ def test_a_broken_config_is_refused(tmp_path, text):
     assert refused_import(path).startswith("source 'd': ")
 
 
-@pytest.mark.parametrize("number", ["Infinity", "-Infinity", "NaN", "1e999", "1" + "0" * 5000, "-" + "9" * 20])
+@pytest.mark.parametrize("number", ["Infinity", "-Infinity", "NaN", "1e999", "1" + "0" * 4000, "-" + "9" * 20])
 def test_a_config_may_have_numbers_beyond_json(tmp_path, number):
     """Python writes them: `"attention_window": Infinity`."""
     path = save_directory(tmp_path / "d", bert(1))

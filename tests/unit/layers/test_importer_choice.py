@@ -61,7 +61,7 @@ def test_several_layers_are_listed_with_the_options_that_select():
         "it has 6 attention layers; choose one with --layer N or --prefix P: 'head', 'decoder.0.att"
     )
     assert message.endswith("and 2 more")
-    assert refused(layer=0).startswith("layer 0 has 3 attentions; choose one with --prefix P: 'decoder.0.attn', '")
+    assert refused(layer=0).startswith("layer 0 has 3 attentions: --prefix 'decoder.0.attn' or --prefix '")
     assert refused(prefix="decoder").startswith("it has 3 attention layers")
     assert "and 9996 more" in refused([f"{'x' * 1000}.{i}." for i in range(10_000)])
 

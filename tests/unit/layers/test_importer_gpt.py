@@ -109,13 +109,13 @@ def test_a_checkpoint_of_nanogpt_gives_the_output_of_its_own_attention(tmp_path,
 
 @pytest.mark.parametrize(("width", "heads"), SIZES)
 def test_a_file_without_a_config_needs_the_number_of_heads(tmp_path, width, heads):
-    """A config.json is read only beside a file with Hugging Face's own name."""
+    """From the caller or from a config.json beside the file, whatever its name: it may also name another attention."""
     tensors = named(CausalAttention(width, heads, has_conv=True), "h.0.attn.")
     path = save_safetensors(tmp_path / "gpt.safetensors", tensors)
-    (tmp_path / "config.json").write_text(json.dumps({"n_head": heads}))
     assert refused_import(path).endswith("does not record its number of heads; give it with --heads H")
     assert import_layer(path, name="x", heads=heads).spec.num_heads == heads
-    assert import_layer(path.rename(tmp_path / "model.safetensors"), name="x").spec.num_heads == heads
+    (tmp_path / "config.json").write_text(json.dumps({"n_head": heads}))
+    assert import_layer(path, name="x").spec.num_heads == heads
     torch.save(tensors, tmp_path / "pytorch_model.bin")
     assert import_layer(tmp_path / "pytorch_model.bin", name="x").spec.num_heads == heads
 

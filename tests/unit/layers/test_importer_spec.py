@@ -76,7 +76,7 @@ def test_an_embedding_of_512_in_a_layer_of_768_is_refused_with_both_numbers():
 def test_an_unknown_key_inside_the_module_is_refused(extra):
     """F4: without it the layer would compute something else. Keys outside the module do not matter."""
     assert refused({**BERT, BELOW + extra: random(3)}, heads=2).endswith(
-        "unknown to the family bert (--ignore KEY, once for each, leaves out what does not change attention): "
+        "keys that the bert layer does not use (--ignore KEY, once for each, leaves out what does not change attention): "
         f"{BELOW + extra!r}"
     )
     assert imported_spec({**BERT, "bert.encoder.layer.0.intermediate.dense.weight": random(3)}, heads=2)
@@ -165,7 +165,7 @@ def test_bias_k_of_another_width_is_refused():
 
 def test_both_forms_of_torchs_projection_at_once_are_refused():
     both = {**mha(), "q_proj_weight": random(8, 8)}
-    assert "unknown to the family torch-mha (--ignore KEY" in refused(both, heads=2)
+    assert "keys that the torch-mha layer does not use (--ignore KEY" in refused(both, heads=2)
     assert refused(both, heads=2).endswith(": 'q_proj_weight'")
 
 
