@@ -21,9 +21,6 @@ from service.errors import InvalidInput
 if TYPE_CHECKING:
     from http.client import HTTPConnection
 
-# A service that listens on every address also listens on the loopback address.
-_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 (compared, not bound)
-
 Url = Annotated[
     str | None,
     typer.Option(
@@ -52,14 +49,12 @@ def service_url(given: str | None) -> str:
     """
     if given:
         return given
-    from service.settings import SettingsError, load_settings  # it takes 0.3 s to import
+    from service.settings import SettingsError, load_settings, local_url  # it takes 0.3 s to import
 
     settings = load_settings()
     if settings.port == 0:
         raise SettingsError("ATTENTION_PORT: 0 lets the service choose its port; give --url")
-    host = _LOOPBACK.get(settings.host, settings.host)
-    scheme = "http" if settings.tls_cert_file is None else "https"
-    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{settings.port}"
+    return local_url(settings, settings.port)
 
 
 def ask(url: str, timeout_s: float) -> tuple[bool, str]:
