@@ -81,6 +81,8 @@ def run(bench: Bench, group: Group, parts: dict[str, Part], rounds: int, path: P
     for number in range(rounds):
         bench.begin_round(number)
         for name, part in parts.items():
+            if sys.stderr.isatty():  # without a thread, which would disturb what is timed; the next line goes over it
+                print(f"\x1b[K{name}: round {number + 1} of {rounds} …", end="\r", file=sys.stderr, flush=True)
             try:
                 for sample in group.measure(bench, name):
                     part.samples.append(sample)

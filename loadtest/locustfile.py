@@ -26,7 +26,8 @@ from locust.runners import WorkerRunner
 
 from attention_load.attend_requests import FORMS, KINDS, AttendRequest, attention_requests, layer_requests
 from attention_load.objectives import REFUSED, Counts, StageResult, is_within, judge, lines
-from attention_load.options import OPTIONS, add_options, validate
+from attention_load.options import OPTIONS, add_options, address, validate
+from attention_load.progress import Progress
 from attention_load.references import difference, fetch_digests, fetch_layers
 from attention_load.schedule import Stage, position, stages
 
@@ -106,6 +107,7 @@ class Scenario(LoadTestShape):
         self.idle_since = 0.0
         self.fault = "stopped before its end"
         self.is_over = False
+        self.progress = Progress(sys.stderr)
 
     def begin(self, options: argparse.Namespace) -> None:
         self.options, self.num_workers = options, self.runner.worker_count
@@ -134,6 +136,11 @@ class Scenario(LoadTestShape):
         stage = self.stages[number]
         if not self.measuring and elapsed_s >= stage.settle_s and self.runner.user_count == stage.users:
             self.measuring = number, self.counts()
+        so_far, stage_s = self.counts(), stage.settle_s + stage.hold_s
+        figures = f"{so_far.requests} requests, {so_far.failures} failed"
+        self.progress.show(
+            f"{stage.name}, {number + 1} of {len(self.stages)}: {elapsed_s:.0f} of {stage_s:.0f} s, {figures}"
+        )
         return stage.users, SPAWN_RATE
 
     def finish(self) -> tuple[int, float] | None:
@@ -145,6 +152,14 @@ class Scenario(LoadTestShape):
                 self.fault, self.is_over = f"{lost} workers were lost" if lost > 0 else "", True
                 return None
         return 0, SPAWN_RATE
+
+    def why_silent(self) -> str:
+        """Why a run that no fault ended made no request; empty if it made one."""
+        if self.fault or self.counts().requests:
+            return ""
+        raised = [str(found["msg"]) for found in self.runner.exceptions.values()]
+        why = raised[-1] if raised and "No tasks" not in raised[-1] else "--tags and --exclude-tags leave no task"
+        return f"no request was made: {why}"
 
     def counts(self) -> Counts:
         return Counts.read(self.get_run_time(), self.runner.stats.entries.values())
@@ -170,13 +185,14 @@ def on_test_start(environment: Any, **_: Any) -> None:
     options.references = {"layers": [], "digests": {}}
     log.info("fetching references, one request at a time")
     try:
+        environment.host = address(environment.host)
         validate(options)
         # A user finishes its last request, or the request fails for want of an answer.
         environment.stop_timeout = max(environment.stop_timeout or 0.0, options.request_timeout_s + 1)
         send = functools.partial(send_alone, environment.host, options)
         options.references["layers"] = fetch_layers(send, options.layer)
         AttentionUser.prepare(options)
-        options.references["digests"] = fetch_digests(send, AttentionUser.requests)
+        options.references["digests"] = fetch_digests(send, AttentionUser.requests, scenario.progress.show)
         scenario.begin(options)
     except Exception as error:  # noqa: BLE001 (Locust goes on after an exception of a listener, of any kind)
         options.references, AttentionUser.requests = {"layers": [], "digests": {}}, []
@@ -186,9 +202,12 @@ def on_test_start(environment: Any, **_: Any) -> None:
 def send_alone(
     host: str, options: argparse.Namespace, path: str, body: bytes | None = None, content_type: str = ""
 ) -> bytes:
-    request = urllib.request.Request(host.rstrip("/") + path, body, headers(options, content_type))  # noqa: S310
-    with urllib.request.urlopen(request, timeout=options.request_timeout_s) as answer:  # noqa: S310 (the user's --host)
-        return bytes(answer.read())
+    request = urllib.request.Request(host + path, body, headers(options, content_type))  # noqa: S310
+    try:
+        with urllib.request.urlopen(request, timeout=options.request_timeout_s) as answer:  # noqa: S310 (the user's --host)
+            return bytes(answer.read())
+    except OSError as error:
+        raise ConnectionError(f"{path}: {error}") from None
 
 
 @events.test_stop.add_listener
@@ -196,7 +215,8 @@ def on_test_stop(environment: Any, **_: Any) -> None:
     options, scenario, runner = environment.parsed_options, environment.shape_class, environment.runner
     if isinstance(runner, WorkerRunner):
         return
-    report = judge(options, scenario.results, scenario.counts(), bits, scenario.fault) | {
+    scenario.progress.show("")
+    report = judge(options, scenario.results, scenario.counts(), bits, scenario.fault or scenario.why_silent()) | {
         "target": {"url": environment.host, "layers": options.references["layers"]},
         "references": len(options.references["digests"]),
         "options": {name: getattr(options, name) for name, *_ in OPTIONS if name != "api_key"},

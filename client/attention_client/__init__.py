@@ -20,6 +20,8 @@ from attention_client.masks import Mask
 from attention_client.request import Request, Weights
 from attention_client.sync_client import Client
 
+__version__ = "0.1.0"
+
 __all__ = [
     "Answer",
     "AsyncClient",

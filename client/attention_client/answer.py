@@ -1,7 +1,8 @@
 """Answer: decodes a reply into the result of a call, or raises the error that it reports.
 
 Invariants: pure. The output of an answer has the rows and the dtype of the query, and is an array of the same kind. A reply that
-is damaged or comes from something else raises BadAnswer. Fields that a newer service adds are ignored. The `code` of an error
+is damaged or comes from something else raises BadAnswer, whatever goes wrong while it is decoded (`read_reply`). Tensors and
+fields that were not requested, as a newer service may add, are ignored. The `code` of an error
 response decides the class of the error. If the client does not know the code, or a proxy answered instead of the service, the
 status decides the base class, so `except Refused` also catches the new errors of a newer service.
 """
@@ -11,15 +12,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from attention_client import errors
-from attention_client.arrays import MEDIA_TYPE, Array, Raw, made_like, read
+from attention_client.arrays import MEDIA_TYPE, Array, Summarized, made_like, read
 from attention_client.errors import BadAnswer, ConnectionFailed, MethodNotAllowed, ServiceError
 
 # Tensors that attention without a layer may return besides output and weights.
 EXTRAS = ("scores", "lse", "present_key", "present_value")
+# The dtypes of tensors that the service computes beside the output.
+COMPUTED = frozenset({"float16", "float32", "float64"})
 OK = 200
 _REPORTED = (errors.Rejected, errors.Refused, errors.Failed, errors.LayerError)
 _KINDS = {kind.code: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, _REPORTED)}
@@ -36,6 +40,13 @@ class Reply(NamedTuple):
     headers: Mapping[str, str]
     content: bytes
     request_id: str
+
+
+class Expected(NamedTuple):
+    """What an answer must have: the axes of the output but its last, and the dtypes of each requested tensor."""
+
+    rows: tuple[int, ...]
+    dtypes: Mapping[str, frozenset[str]]
 
 
 class Batch(NamedTuple):
@@ -55,8 +66,8 @@ class Timing(NamedTuple):
     total: float
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class TopK(Generic[Array]):
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
+class TopK(Summarized, Generic[Array]):
     """The k largest weights of each row: values and indices `[H, L, k]`, rest `[H, L]`; a batch has `B` in front.
 
     `rest` is the sum of the weights of a row that are not returned.
@@ -67,30 +78,32 @@ class TopK(Generic[Array]):
     rest: Array
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Answer(Generic[Array]):
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Answer(Summarized, Generic[Array]):
     """Result of one call. `output` has the rank, the dtype and the number of rows of the query.
 
-    `weights` is `[H, L, S]`, or `[L, S]` for the mean over heads, with `B` in front for a batch. It is a TopK for the
-    form `top_k`, and None if the request asks for no weights. `masked_rows` counts query rows that may attend to nothing.
+    `weights` is `[H, L, S]`, or `[L, S]` for the mean over heads, with `B` in front for a batch; float32, or float64 of a
+    float64 query. It is a TopK for the form `top_k`, and None if the request asks for no weights. `masked_rows` counts query
+    rows that may attend to nothing.
     """
 
     output: Array
     weights: Array | TopK[Array] | None
     masked_rows: int
     layer: str
-    digest: str
-    batch: Batch
-    timing_ms: Timing
-    request_id: str
+    digest: str = dataclasses.field(repr=False)
+    batch: Batch = dataclasses.field(repr=False)
+    timing_ms: Timing = dataclasses.field(repr=False)
+    request_id: str = dataclasses.field(repr=False)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class AttentionAnswer(Generic[Array]):
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
+class AttentionAnswer(Summarized, Generic[Array]):
     """Result of attention without a layer. `output` has the layout and the dtype of the query.
 
     A result that was not requested is None. Weights and `scores` are `[B, H, L, S]` and `lse` is `[B, H, L]`, without the axes
-    that the layout lacks. `present_key` and `present_value` are `[Hkv, S, d]`, with `B` in front for a batch.
+    that the layout lacks; float32, or float64 of a float64 query. `present_key` and `present_value` are `[Hkv, S, d]`, with `B`
+    in front for a batch.
     """
 
     output: Array
@@ -100,9 +113,9 @@ class AttentionAnswer(Generic[Array]):
     present_key: Array | None
     present_value: Array | None
     masked_rows: int
-    batch: Batch
-    timing_ms: Timing
-    request_id: str
+    batch: Batch = dataclasses.field(repr=False)
+    timing_ms: Timing = dataclasses.field(repr=False)
+    request_id: str = dataclasses.field(repr=False)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -110,26 +123,26 @@ class Layer:
     """A layer that is served: widths in features, `limits` of one request. `facts` is the service's whole JSON object."""
 
     name: str
-    digest: str
+    digest: str = dataclasses.field(repr=False)
     query_width: int
     key_width: int
     value_width: int
     out_width: int
     num_heads: int
-    limits: Mapping[str, int]
-    facts: Mapping[str, Any]
+    limits: Mapping[str, int] = dataclasses.field(repr=False)
+    facts: Mapping[str, Any] = dataclasses.field(repr=False)
 
 
-def read_answer(reply: Reply, query: Array, sent: Raw) -> Answer[Array]:
-    """Decode the reply to an attend call; `sent` is the query as it was sent, which the output must match."""
-    arrays, facts = _decoded(reply, query, sent)
-    layer = facts["layer"]
-    return Answer(layer=layer["name"], digest=layer["digest"], **_shared_fields(reply, arrays, facts))
+def read_answer(reply: Reply, query: Array, expected: Expected) -> Answer[Array]:
+    """Decode the reply to an attend call; its arrays are of the kind of the query."""
+    arrays, facts = _decoded(reply, query, expected)
+    name, digest = (_checked(facts["layer"][field], str) for field in ("name", "digest"))
+    return Answer(layer=name, digest=digest, **_shared_fields(reply, arrays, facts))
 
 
-def read_attention(reply: Reply, query: Array, sent: Raw) -> AttentionAnswer[Array]:
+def read_attention(reply: Reply, query: Array, expected: Expected) -> AttentionAnswer[Array]:
     """Decode the reply to a call of attention without a layer, as `read_answer` does."""
-    arrays, facts = _decoded(reply, query, sent)
+    arrays, facts = _decoded(reply, query, expected)
     extras = {name: arrays.get(name) for name in EXTRAS}
     return AttentionAnswer(**_shared_fields(reply, arrays, facts) | extras)
 
@@ -142,30 +155,48 @@ def _shared_fields(reply: Reply, arrays: Mapping[str, Array], facts: Mapping[str
     return {
         "output": arrays["output"],
         "weights": weights,
-        "masked_rows": facts["masked_rows"],
-        "batch": Batch(*(facts["batch"][name] for name in Batch._fields)),
-        "timing_ms": Timing(*(float(facts["timing_ms"][name]) for name in Timing._fields)),
+        "masked_rows": _checked(facts["masked_rows"], int),
+        "batch": Batch(*(_checked(facts["batch"][name], int) for name in Batch._fields)),
+        "timing_ms": Timing(*(_checked(facts["timing_ms"][name], float) for name in Timing._fields)),
         "request_id": reply.request_id,
     }
 
 
-def _decoded(reply: Reply, query: Array, sent: Raw) -> tuple[dict[str, Array], dict[str, Any]]:
+def _decoded(reply: Reply, query: Array, expected: Expected) -> tuple[dict[str, Array], dict[str, Any]]:
     """Return the arrays of a reply, of the kind of the query, and its other fields."""
     if reply.headers.get("content-type", "").partition(";")[0] != MEDIA_TYPE:
         raise ValueError("the answer is not a safetensors body; is this the address of an attention service?")
     tensors, metadata = read(reply.content)
-    output = tensors["output"]
-    if (output.dtype, output.bits.shape[:-1]) != (sent.dtype, sent.bits.shape[:-1]):
-        raise ValueError("the output has another dtype or another number of rows than the query")
-    return {name: made_like(query, tensor) for name, tensor in tensors.items()}, json.loads(metadata["response"])
+    tensors = {name: tensor for name, tensor in tensors.items() if name.partition(".")[0] in expected.dtypes}
+    if absent := expected.dtypes.keys() - {name.partition(".")[0] for name in tensors}:
+        raise ValueError(f"it lacks {', '.join(sorted(absent))}")
+    if tensors["output"].bits.shape[:-1] != expected.rows:
+        raise ValueError("the output has another number of rows than the query")
+    for name, tensor in tensors.items():
+        if tensor.dtype not in ({"int32"} if name == "weights.indices" else expected.dtypes[name.partition(".")[0]]):
+            raise ValueError(f"{name.partition('.')[0]} has another dtype than was requested")
+    return {name: made_like(query, tensor) for name, tensor in tensors.items()}, _object(metadata["response"])
+
+
+def _object(text: str | bytes) -> dict[str, Any]:
+    """Decode a JSON object; TypeError for any other JSON, ValueError for what JSON lacks, such as NaN."""
+    return _checked(json.loads(text, parse_constant=_no_number), dict)
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _checked(value: Any, kind: type[Result]) -> Result:
+    """Return the value, which must be of this type, or for float any finite number. Raises TypeError or OverflowError."""
+    value = float(value) if kind is float and type(value) is int else value
+    if type(value) is not kind or (isinstance(value, float) and not math.isfinite(value)):
+        raise TypeError
+    return value
 
 
 def read_json(reply: Reply) -> dict[str, Any]:
-    """Decode a JSON object; TypeError for any other JSON."""
-    found = json.loads(reply.content)
-    if not isinstance(found, dict):
-        raise TypeError
-    return found
+    return _object(reply.content)
 
 
 def read_layers(reply: Reply) -> list[Layer]:
@@ -177,15 +208,23 @@ def read_layer(reply: Reply) -> Layer:
 
 
 def _layer(facts: Mapping[str, Any]) -> Layer:
-    named = {field.name: facts[field.name] for field in dataclasses.fields(Layer) if field.name != "facts"}
-    return Layer(**named, facts=facts)
+    kinds: dict[str, type] = {"name": str, "digest": str, "limits": dict}
+    named = {field.name: field for field in dataclasses.fields(Layer) if field.name != "facts"}
+    return Layer(**{name: _checked(facts[name], kinds.get(name, int)) for name in named}, facts=_checked(facts, dict))
 
 
 def read_reply(reply: Reply, read: Callable[[Reply], Result]) -> Result:
-    """Return what `read` makes of the reply. Raises BadAnswer for the errors that a damaged or foreign answer causes there."""
+    """Return what `read` makes of the reply. Raises BadAnswer for every error that a damaged or foreign answer causes there.
+
+    What this process lacks is its own error: memory, the package of a dtype, or (torch's RuntimeError) memory of a device.
+    """
     try:
         return read(reply)
-    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except (ServiceError, MemoryError):
+        raise
+    except Exception as error:
+        if isinstance(error, RuntimeError) and not isinstance(error, RecursionError):
+            raise
         words = "the answer is damaged, or does not come from an attention service"
         bad = BadAnswer(f"{words}: {error}" if isinstance(error, ValueError) else words)
         bad.status, bad.request_id = reply.status, reply.request_id

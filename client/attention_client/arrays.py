@@ -8,6 +8,7 @@ length and offset.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections.abc import Mapping
@@ -31,6 +32,23 @@ FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 VALUES = frozenset(_DTYPES.values())
 # Dtypes that the wire format lacks, and the one that holds them without loss: 0/1 masks are often uint8.
 _WIDENED = dict.fromkeys(("int8", "uint8", "int16", "uint16", "uint32"), "int64")
+
+
+class Summarized:
+    """A dataclass whose repr is one line: arrays by dtype and shape, and the other fields that are not None or empty."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        shown = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.repr}  # type: ignore[arg-type]
+        found = {name: _summary(value) for name, value in shown.items()}
+        return f"{type(self).__name__}({', '.join(f'{name}={text}' for name, text in found.items() if text)})"
+
+
+def _summary(value: Any) -> str:
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    return "" if value in (None, (), {}) else repr(value)
 
 
 class Raw(NamedTuple):
@@ -70,9 +88,12 @@ def made_like(like: Array, found: Raw) -> Array:
     if isinstance(like, np.ndarray):
         if found.dtype != "bfloat16":
             return found.bits
-        # An optional dependency: it defines the dtype, so it is installed wherever a NumPy array of bfloat16 exists.
-        import ml_dtypes  # noqa: PLC0415
-
+        # An optional dependency: it defines the dtype, so it is installed wherever a NumPy array of bfloat16 exists. It may be
+        # absent where only another input was bfloat16, of torch.
+        try:
+            import ml_dtypes  # noqa: PLC0415
+        except ImportError:
+            raise BadDtype("bfloat16 in a NumPy array needs the package ml_dtypes: pip install ml_dtypes") from None
         return found.bits.view(ml_dtypes.bfloat16)
     torch = sys.modules["torch"]
     return torch.from_numpy(found.bits).view(getattr(torch, found.dtype)).to(like.device)  # type: ignore[no-any-return]

@@ -17,6 +17,7 @@ from attention_client.answer import Answer, AttentionAnswer, Layer, read_attenti
 from attention_client.arrays import Array
 from attention_client.errors import InvalidInput, ServiceError
 from attention_client.http_transport import HttpTransport
+from attention_client.keywords import with_remedies
 from attention_client.masks import Mask
 from attention_client.options import ClientOptions, check_count, checked_timeout
 from attention_client.request import (
@@ -53,6 +54,7 @@ class AsyncClient(ClientOptions):
         super().__post_init__()
         self.http = HttpTransport(self)
 
+    @with_remedies
     async def attend(
         self,
         layer: str,
@@ -76,6 +78,7 @@ class AsyncClient(ClientOptions):
         request = Request(query, key, value, masks, weights, masked_rows)
         return await self.http.ask(attend_call(layer, request), timeout_s, request_id)
 
+    @with_remedies
     async def attention(
         self,
         query: Array,
@@ -123,6 +126,7 @@ class AsyncClient(ClientOptions):
         self, layer: str, items: AsyncItems[Array], *, on_error: OnError, window: int = ..., timeout_s: float | None = ...
     ) -> AsyncGenerator[Outcome[Array]]: ...  # fmt: skip
 
+    @with_remedies
     def attend_many(
         self,
         layer: str,

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from attention_client.arrays import Summarized
 from attention_client.errors import BadDtype, BadMask, BadShape, InvalidInput, NonFinite
 from attention_client.options import check_count
 
@@ -23,8 +24,8 @@ Axes = Literal["s", "ls", "hls", "bs", "bls", "bhls"]
 Offset = int | Sequence[int] | None
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Mask:
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Mask(Summarized):
     """One mask: its kind, its values if the kind has any, and its other fields; made by the functions of this module."""
 
     kind: str

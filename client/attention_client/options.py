@@ -13,9 +13,14 @@ from typing import Any
 import httpx2
 
 from attention_client.errors import InvalidInput
+from attention_client.keywords import with_remedies
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _FOR_EVER_S = 1e9
+# Paths that callers copy together with the address.
+_ROUTE = re.compile(
+    r"(?i)(?<![:/])/+(v[12](/+(layers|attention|models|health)\b.*)?|docs(/errors)?|openapi\.json|healthz|readyz|metrics)/*$"
+)
 _API_KEY = re.compile(r"[\x21-\x7e]+")
 
 
@@ -42,6 +47,9 @@ class ClientOptions:
         if not _is_address(self.url):
             given = without_password(str(self.url))
             raise InvalidInput(f"url must be like http://127.0.0.1:8000, without a query, not {given!r}")
+        if found := _ROUTE.search(self.url):
+            address = without_password(self.url[: found.start()])
+            raise InvalidInput(f"url: give the address without /{found[0].strip('/')}, like {address}")
         checked_timeout(self.timeout_s)
         for name in ("max_connections", "attempts", "max_answer_bytes"):
             check_count(getattr(self, name), name)
@@ -52,6 +60,9 @@ class ClientOptions:
         # A synchronous transport is easily mistaken for an asynchronous one.
         if self.transport is not None and not isinstance(self.transport, httpx2.AsyncBaseTransport):
             raise InvalidInput("transport must be an httpx2.AsyncBaseTransport, for Client too")
+
+
+ClientOptions.__init__ = with_remedies(ClientOptions.__init__)  # type: ignore[method-assign]
 
 
 def without_password(url: str) -> str:

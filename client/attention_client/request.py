@@ -15,9 +15,10 @@ from typing import Any, Generic, Literal, cast
 import numpy as np
 import numpy.typing as npt
 
-from attention_client.answer import Answer, Reply, Result, read_answer
-from attention_client.arrays import FLOATS, MEDIA_TYPE, VALUES, Array, Raw, raw, write
+from attention_client.answer import COMPUTED, Answer, Expected, Reply, Result, read_answer
+from attention_client.arrays import FLOATS, MEDIA_TYPE, VALUES, Array, Raw, Summarized, raw, write
 from attention_client.errors import InvalidInput, LayerNotFound, MaskKindRequired
+from attention_client.keywords import with_remedies
 from attention_client.masks import Mask, given
 
 Indices = Sequence[int] | npt.NDArray[np.integer[Any]]
@@ -27,25 +28,30 @@ Stage = Literal["scaled", "capped", "masked"]
 ScoresWanted = Stage | Mapping[str, Any] | None
 
 ATTENTION_PATH = "/v1/attention"
+KINDS_WITH_VALUES = ("attend", "ignore", "lengths", "bias")
+KINDS = (*KINDS_WITH_VALUES, "causal", "window")
 _LAYER_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Weights:
-    """Attention weights to return, of some `heads` and `queries` (default: all); `top_k` gives the `k` largest of each row."""
+    """Attention weights to return, of some `heads` and `queries` (default: all); `top_k` gives the `k` largest of each row.
+
+    Their `dtype` is by default float64 for a float64 query, which alone may have it, and else float32.
+    """
 
     form: Literal["heads", "mean", "top_k"] = "heads"
     heads: Indices | None = None
     queries: Indices | None = None
     k: int | None = None
-    dtype: Literal["float32", "float16"] | None = None
+    dtype: Literal["float32", "float16", "float64"] | None = None
 
 
 WeightsWanted = Weights | Literal["heads", "mean"] | Mapping[str, Any] | None
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Request(Generic[Array]):
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Request(Summarized, Generic[Array]):
     """One sequence `[L, d]`, or a batch of sequences of equal length `[B, L, d]`, with its masks and options.
 
     `key` defaults to `query`, `value` to `key`. `weights` is a `Weights`, a form's name, the API's object, or None for none.
@@ -58,6 +64,10 @@ class Request(Generic[Array]):
     masks: Sequence[Mask] = ()
     weights: WeightsWanted = None
     masked_rows: MaskedRows = "zero"
+
+
+Request.__init__ = with_remedies(Request.__init__)  # type: ignore[method-assign]
+Weights.__init__ = with_remedies(Weights.__init__)  # type: ignore[method-assign]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -80,7 +90,7 @@ def attend_call(layer: str, request: Request[Array]) -> Call[Answer[Array]]:
 
 def tensor_call(
     path: str,
-    read: Callable[[Reply, Array, Raw], Result],
+    read: Callable[[Reply, Array, Expected], Result],
     arrays: Mapping[str, Array | None],
     masked_rows: MaskedRows,
     options: Mapping[str, Any],
@@ -90,24 +100,45 @@ def tensor_call(
     Raises InvalidInput, BadDtype or MaskKindRequired.
     """
     tensors = {name: raw(x, f"/{name}", FLOATS) for name, x in arrays.items() if x is not None or name == "query"}
-    query, sent = cast("Array", arrays["query"]), tensors["query"]
+    query, sent = cast("Array", arrays["query"]), {name: frozenset({tensor.dtype}) for name, tensor in tensors.items()}
     fields = given(**options)
     if (masks := fields.pop("masks", None)) is not None and (found := _masks(masks, tensors)):
         fields["masks"] = found
-    if isinstance(weights := fields.get("weights"), Weights):
-        fields["weights"] = given(**vars(weights))
+    if (weights := fields.get("weights")) is not None:
+        fields["weights"] = _weights(weights)
+    dtypes = {"output": sent["query"]} | {name: COMPUTED for name in ("weights", "scores", "lse") if name in fields}
+    if "present" in fields:
+        dtypes |= {f"present_{name}": sent[name] for name in ("key", "value") if name in sent}
+    expected = Expected(tensors["query"].bits.shape[:-1], dtypes)
     if masked_rows != "zero":
         fields["masked_rows"] = masked_rows
     content = write(tensors, {"request": json_text(fields)})
-    return Call(path, lambda reply: read(reply, query, sent), content, MEDIA_TYPE)
+    return Call(path, lambda reply: read(reply, query, expected), content, MEDIA_TYPE)
+
+
+def _weights(wanted: Any) -> object:
+    """Return the field of the weights that are wanted. A truth value does not say which, so it raises."""
+    if isinstance(wanted, Weights):
+        return given(**vars(wanted))
+    if not isinstance(wanted, str | Mapping):
+        raise InvalidInput(
+            f"weights={wanted if isinstance(wanted, bool) else type(wanted).__name__} does not say which: write "
+            'weights="heads" (a table for each head), weights="mean" (their mean), Weights("top_k", k=3), or None for none',
+            param="/weights",
+        )
+    return wanted
 
 
 def _masks(masks: Any, tensors: dict[str, Raw]) -> list[dict[str, object]]:
     """Return the fields of the masks, and add their values to `tensors`. An array is a mask without a kind, so it raises."""
     if isinstance(masks, Mask | str | Mapping) or not hasattr(masks, "__iter__"):
-        raise InvalidInput("masks must be a list of masks, like [masks.causal()]", param="/masks")
+        written = _written(masks)
+        remedy = f": write masks=[{written}]" if written else ", like [masks.causal()]"
+        raise InvalidInput(f"masks must be a list of masks{remedy}", param="/masks")
     found: list[dict[str, object]] = []
     for i, mask in enumerate([None] if hasattr(masks, "dtype") else masks):
+        if written := _written(mask):
+            raise InvalidInput(f"masks[{i}] is a {type(mask).__name__}: write {written}", param=f"/masks/{i}")
         if not isinstance(mask, Mask):
             raise MaskKindRequired(
                 "a mask must say what its values mean: masks.attend(values) where true = may attend, "
@@ -118,6 +149,16 @@ def _masks(masks: Any, tensors: dict[str, Raw]) -> list[dict[str, object]]:
             tensors[f"masks.{i}.values"] = raw(mask.values, f"/masks/{i}/values", VALUES)
         found.append({"kind": mask.kind, **mask.fields})
     return found
+
+
+def _written(mask: Any) -> str:
+    """Return the call that makes the mask of an object of the API, {"kind": …}, or of a kind's name; else an empty text."""
+    fields = mask if isinstance(mask, Mapping) else {"kind": mask}
+    if not isinstance(kind := fields.get("kind"), str) or kind not in KINDS:
+        return ""
+    words = ["values"] if kind in KINDS_WITH_VALUES else []
+    words += [f"{name}={value!r}" for name, value in fields.items() if isinstance(value, str | int) and name != "kind"]
+    return f"masks.{kind}({', '.join(words)})"
 
 
 def layer_path(layer: object) -> str:

@@ -145,4 +145,5 @@ def lines(report: Mapping[str, Any]) -> list[str]:
         found.append(f"knee: {knee['users']} users, {knee['rps']:g} correct answers/s, p99 {knee['p99_ms']} ms{early}")
     for name, wanted, measured, is_met in (objective.values() for objective in report["objectives"]):
         found.append(f"{'met   ' if is_met else 'MISSED'} {name}: {measured} (wanted {wanted})")
-    return [*found, report["verdict"]]
+    # A fault may hold a server's text, which must not control the terminal.
+    return ["".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in line) for line in (*found, report["verdict"])]

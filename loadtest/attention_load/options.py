@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from typing import Any
 
 from attention_load.schedule import SCENARIOS
@@ -28,6 +29,8 @@ OPTIONS: tuple[tuple[str, Any, str], ...] = (
     ("min_rps", 0.0, "objective: correct answers a second; 0 = none"),
     ("json_report", "", "file for the verdict as JSON; empty = none"),
 )
+# Paths that are copied together with the address.
+ROUTE = re.compile(r"(?i)(?<![:/])/+(v[12](/.*)?|docs|openapi\.json|healthz|readyz|metrics)/*$")
 POSITIVE = ("peak_users", "base_users", "steps", "long_tokens", "request_timeout_s")
 
 
@@ -41,6 +44,15 @@ def add_options(parser: Any, **_: Any) -> None:
         is_shown = name not in ("api_key", "json_report")
         env_var = f"LOADTEST_{name.upper()}"
         parser.add_argument(flag(name), help=meaning, env_var=env_var, include_in_web_ui=is_shown, **kind)
+
+
+def address(host: str | None) -> str:
+    """The service's address without a slash at its end. Raises ValueError that names the option."""
+    if not re.fullmatch(r"(?i)https?://[^/?#\s]+[^?#\s]*", host or ""):
+        raise ValueError(f"--host must be like http://127.0.0.1:8000, without a query, not {host!r}")
+    if found := ROUTE.search(str(host)):
+        raise ValueError(f"--host: give the address without /{found[0].strip('/')}")
+    return str(host).rstrip("/")
 
 
 def validate(options: argparse.Namespace) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,10 +31,13 @@ def fetch_layers(send: Send, names: str) -> list[dict[str, Any]]:
     return [listed[name] for name in wanted]
 
 
-def fetch_digests(send: Send, requests: Iterable[AttendRequest]) -> dict[str, str]:
+def fetch_digests(
+    send: Send, requests: Sequence[AttendRequest], show: Callable[[str], None] = lambda _: None
+) -> dict[str, str]:
     """The reference of each request, by its id. Raises ValueError where two forms have different bits."""
-    found = {}
+    found: dict[str, str] = {}
     for request in requests:
+        show(f"references: {len(found)} of {len(requests)}")
         digests = [
             bits_digest(read_answer(send(request.path, request.bodies[form], content_type), content_type))
             for form, content_type in FORMS.items()

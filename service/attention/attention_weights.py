@@ -11,14 +11,15 @@ however many there are. Scores are float32, or float64 for float64 heads.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 
 from service.attention import top_k
 from service.attention.call import Stage, TopK, Weights, WeightsWanted
-from service.attention.kernels import Heads, attend, is_small, small_weights
+from service.attention.kernels import Heads, attend, is_small, safe_range, small_weights
 from service.attention.progress import stop_point
 
 # Query rows whose scores are computed together. A row's bits depend on its block, so blocks are fixed.
@@ -30,20 +31,47 @@ MAX_CELLS = 2**20
 
 # A selection of rows, by index or as a slice.
 Places = torch.Tensor | slice
+# Computes heads, a mask and a scale to o_NLV.
+Kernel = Callable[[Heads, torch.Tensor, float], torch.Tensor]
 
 
 def attend_with_weights(
-    heads: Heads, mask: torch.Tensor | None, scale: float, wanted: WeightsWanted
-) -> tuple[torch.Tensor, Weights]:
-    """Return the result of `attend` for one sequence, and its weights: w_1NLS, w_1LS (form "mean") or TopK.
+    heads: Heads, mask: torch.Tensor | None, scale: float, wanted: WeightsWanted | None, *, is_extreme: bool = False
+) -> tuple[torch.Tensor, Weights | None]:
+    """Return the result of `attend` for one sequence, and the weights if wanted: w_1NLS, w_1LS (form "mean") or TopK.
 
     Weights are computed in float32 (float64 for float64 heads). Rows sum to 1, or are zero where the mask allows no key.
+    `is_extreme` says that values may be beyond `safe_range`.
     """
-    if is_small(heads, mask, len(heads.q)):
+    if wanted is not None and is_small(heads, mask, len(heads.q)):
         w_NLS = small_weights(heads, scale)
         o_NLV = torch.bmm(w_NLS, heads.v)  # first, because selecting the largest weights overwrites w_NLS
         return o_NLV, selected(Scores(heads.q, heads.k, None, scale, weights=w_NLS), wanted)
-    return attend(heads, mask, scale), weights_alone(heads, mask, scale, wanted)
+    o_NLV = attend_extreme(heads, mask, scale) if is_extreme and mask is not None else attend(heads, mask, scale)
+    return o_NLV, None if wanted is None else weights_alone(heads, mask, scale, wanted)
+
+
+def attend_extreme(heads: Heads, mask: torch.Tensor, scale: float, kernel: Kernel = attend) -> torch.Tensor:
+    """Return the output of `kernel` for one masked sequence; it may have values beyond `safe_range`.
+
+    To the kernel such a key is zero, which keeps the bits of each row that may not attend to it: a score of inf plus a mask of
+    -inf is NaN, and so is 0 · inf. Rows that may, and rows of such queries, are computed by the definition, like their weights.
+    Which rows these are depends on their own query and allowed keys alone. It takes one pass by the definition at most.
+    """
+    most = safe_range(heads.q.dtype, heads.q.shape[2], scale)
+    is_row, *of_keys = ((x.abs().amax(-1) < most).logical_not() for x in heads)  # NaN is not below it either
+    is_key = torch.logical_or(*of_keys)
+    if not bool(is_row.any() | is_key.any()):
+        return kernel(heads, mask, scale)
+    k, v = (x.masked_fill(is_key.unsqueeze(-1), 0.0) for x in (heads.k, heads.v))
+    found = kernel(Heads(heads.q, k, v), mask, scale)
+    shared = len(heads.q) // len(heads.k)
+    for head, part in enumerate(mask.expand(len(heads.q), -1, -1)):
+        is_row[head] |= (part[:, is_key[head // shared]] != -torch.inf).any(-1)
+    if not bool(is_row.any()):
+        return found
+    q, k, v = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in heads)
+    return torch.where(is_row.unsqueeze(-1), Scores(q, k, mask, scale).attended(v, is_extreme=True), found)
 
 
 def weights_alone(heads: Heads, mask: torch.Tensor | None, scale: float, wanted: WeightsWanted) -> Weights:
@@ -95,19 +123,33 @@ class Scores(NamedTuple):
         found = self.q.new_empty(num_heads, queries)
         for block in blocks(queries, self.block_rows):
             for some, scores in self._chunks(range(num_heads), block):
-                masked = _masked(scores, self._block_mask(some, block))
-                found[list(some), block] = torch.logsumexp(self._with_sinks(masked, some), -1)
+                mask = self._block_mask(some, block)
+                sums = torch.logsumexp(self._with_sinks(_masked(scores, mask), some), -1)
+                # Where scores overflow, the weights are NaN. Only a row that may attend to nothing has -inf.
+                has_overflow = sums.isinf() if mask is None else sums.isinf() & ~_is_dead(mask)[..., 0]
+                found[list(some), block] = sums.masked_fill_(has_overflow, torch.nan)
         return found
 
-    def attended(self, v: torch.Tensor) -> torch.Tensor:
-        """Return softmax(scores)·v as o_NLV for v_GSV, by the definition."""
+    def attended(self, v: torch.Tensor, *, is_extreme: bool = False) -> torch.Tensor:
+        """Return softmax(scores)·v as o_NLV for v_GSV, by the definition.
+
+        If `is_extreme`, values may be infinite or NaN, and count only where their weight is not 0.
+        """
         num_heads, queries, _ = self.shape
         shared = num_heads // len(v)
-        found = self.q.new_empty(num_heads, queries, v.shape[2])
+        kinds = [bad for bad in (math.inf, -math.inf, math.nan) if is_extreme and bool(_is(v, bad).any())]
+        parts = [torch.where(v.isfinite(), v, 0.0) if kinds else v, *(_is(v, bad).to(v.dtype) for bad in kinds)]
+        sums = [self.q.new_empty(num_heads, queries, v.shape[2]) for _ in parts]
         for block in blocks(queries, self.block_rows):
             for head, w_RS in enumerate(itertools.chain.from_iterable(self.rows(range(num_heads), block))):
-                torch.mm(w_RS, v[head // shared], out=found[head, block])
-        return found
+                for part, found in zip(parts, sums, strict=True):
+                    torch.mm(w_RS, part[head // shared], out=found[head, block])
+        if is_extreme:  # a mean of the largest values may round up to inf
+            most = torch.finfo(v.dtype).max
+            sums[0].clamp_(-most, most)
+        for bad, found in zip(kinds, sums[1:], strict=True):
+            sums[0] += torch.where(found > 0, bad, 0.0)
+        return sums[0]
 
     def _chunks(
         self, chosen: Sequence[int], block: slice, *, is_capped: bool = True
@@ -142,8 +184,7 @@ class Scores(NamedTuple):
         weights = self._with_sinks(_masked(scores, mask), heads).softmax(-1)[..., : scores.shape[-1]]
         if mask is None:
             return weights
-        # As bytes, because `all` of booleans over an axis takes ten times as long. Most blocks have no such row.
-        is_dead = (mask == -torch.inf).view(torch.uint8).amin(-1, keepdim=True).bool()
+        is_dead = _is_dead(mask)  # in most blocks no row is
         return weights.masked_fill_(is_dead, 0.0) if bool(is_dead.any()) else weights
 
     def _with_sinks(self, scores: torch.Tensor, heads: Sequence[int]) -> torch.Tensor:
@@ -154,8 +195,18 @@ class Scores(NamedTuple):
         return torch.cat([scores, sinks], dim=-1)
 
 
+def _is(x: torch.Tensor, bad: float) -> torch.Tensor:
+    return x.isnan() if math.isnan(bad) else x == bad
+
+
 def _of_heads(x: torch.Tensor, chosen: Sequence[int]) -> torch.Tensor:
     return x if list(chosen) == list(range(len(x))) else x[list(chosen)]
+
+
+def _is_dead(mask: torch.Tensor) -> torch.Tensor:
+    """Return which rows may attend to no key, with an S axis of 1."""
+    # As bytes, because `all` of booleans over an axis takes ten times as long.
+    return (mask == -torch.inf).view(torch.uint8).amin(-1, keepdim=True).bool()
 
 
 def _masked(scores: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:

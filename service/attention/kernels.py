@@ -6,7 +6,8 @@ Invariants: How `attend` computes a sequence depends only on its shape, dtype an
 sequences (P1). Small sequences are computed by the definition: weights, then output. Others take 4-D
 scaled_dot_product_attention calls on contiguous, 64-byte aligned q, k, v (the 3-D call is another kernel); a large sequence
 takes several calls, each for some heads or rows. `attend_same_length` computes several sequences in one call where each keeps the
-bits it has alone (`may_share`). On a GPU unmasked sequences of any lengths take one launch, alone too (`takes_any_lengths`).
+bits it has alone (`may_share`). Behind a mask the kernel is right for values within `safe_range`; `attention_weights.py` attends
+to others. On a GPU unmasked sequences of any lengths take one launch, alone too (`takes_any_lengths`).
 """
 
 from __future__ import annotations
@@ -45,6 +46,25 @@ class Heads(NamedTuple):
     q: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor
+
+
+def safe_range(dtype: torch.dtype, head_width: int, scale: float) -> float:
+    """Return a magnitude: no score of smaller queries and keys overflows, with any bias, and no sum of smaller values."""
+    wide = torch.finfo(torch.promote_types(dtype, torch.float32))
+    # Half a unit in the last place of the largest bias is 16 times as much as such a score.
+    most_score = wide.max * wide.eps / 32
+    return min(torch.finfo(dtype).max, math.sqrt(most_score / head_width / max(1.0, abs(scale))))
+
+
+def are_within(tensors: Iterable[torch.Tensor], most: float) -> bool:
+    """Return whether each value is of a smaller magnitude than `most`."""
+    return all(largest(x) < most for x in tensors)
+
+
+def largest(x: torch.Tensor) -> float:
+    """Return the largest magnitude of the values, of which none is NaN."""
+    low, high = x.aminmax()
+    return max(-low.item(), high.item())
 
 
 def attend(heads: Heads, mask: torch.Tensor | None, scale: float) -> torch.Tensor:

@@ -38,6 +38,8 @@ MAX_ROWS = 2**10
 # larger layer the 20 µs that fusing saves a call do not show.
 MAX_FUSED_WEIGHTS = 2**20
 INPUTS = ("query", "key", "value")
+# Rows of a weight whose magnitudes are summed at once, so that the temporary stays small.
+GAIN_ROWS = 256
 
 
 class Layer:
@@ -61,6 +63,7 @@ class Layer:
         self._inputs, self._fused = self._input_projections(moved)
         self._output = self._packed(projection.side_by_side(moved, ["output"])) if spec.has_output else None
         self._appended = _extra_columns(spec, moved)
+        self._safe_input = _safe_input(spec, moved, dtype)
         self._like = torch.empty(0, dtype=dtype, device=device)
         # Query, key and value have the same heads of the same width, and the layer appends no keys.
         self._has_plain_heads = len(set(self._widths)) == 1 and not spec.extra_keys
@@ -242,15 +245,15 @@ class Layer:
     def _attend(self, call: Call, sequences: Iterable[tuple[Heads, torch.Tensor]]) -> Weights | None:
         """Write the heads' output of each sequence of one call to its view o_NLV; return the requested weights."""
         found = []
+        inputs = (x for x in (call.query, call.key, call.value) if x is not None)
+        is_extreme = call.mask is not None and not kernels.are_within(inputs, self._safe_input)
         for b, (views, output) in enumerate(sequences):
             mask = lowered_on(call.mask, b, self._like, self.spec.extra_keys)
-            heads = self._kernel_heads(views)
-            if call.weights is None:
-                output.copy_(kernels.attend(heads, mask, self.spec.scale))
-            else:
-                context, weights = attend_with_weights(heads, mask, self.spec.scale, call.weights)
-                output.copy_(context)
-                found.append(weights)
+            heads, scale = self._kernel_heads(views), self.spec.scale
+            context, weights = attend_with_weights(heads, mask, scale, call.weights, is_extreme=is_extreme)
+            # A weight of 0 times a negative value gives -0.0, to which adding 0 gives 0.
+            output.copy_(context) if mask is None else torch.add(context, 0.0, out=output)
+            found += [] if weights is None else [weights]
             stop_point()
         return joined(found) if found else None
 
@@ -263,6 +266,21 @@ class Layer:
             shared = self.spec.num_heads // self.spec.num_kv_heads
             k, v = k.repeat_interleave(shared, dim=0), v.repeat_interleave(shared, dim=0)
         return Heads(q, k, v)
+
+
+def _safe_input(spec: LayerSpec, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> float:
+    """Return a magnitude: projections of smaller inputs, and the columns that the layer appends, are in `kernels.safe_range`."""
+    gain, offset = 1.0, 0.0
+    for name, tensor in tensors.items():
+        if name.startswith("output"):
+            continue
+        if name.endswith(".weight"):
+            wide = torch.promote_types(dtype, torch.float32)
+            gain = max(gain, *(rows.abs().sum(1, dtype=wide).max().item() for rows in tensor.split(GAIN_ROWS)))
+        else:
+            offset = max(offset, kernels.largest(tensor))
+    # Half, because 16 bits round a projection up by 1 %.
+    return (kernels.safe_range(dtype, spec.head_width, spec.scale) / 2 - offset) / gain
 
 
 def _most_weights(tensors: Mapping[str, torch.Tensor]) -> int:

@@ -2,9 +2,9 @@
 
 Legend: N heads, G key/value heads, L query rows, S key rows, P of them past, H head width, V value head width.
 
-Invariants: Each sequence is computed alone, in fresh aligned memory, so its bits depend on the call alone (P1). Its shape and its
-softcap, sinks and head widths choose the kernel; weights, scores, log-sum-exp and present do not (P2). No key or value head is
-copied for the query heads that share it.
+Invariants: Each sequence is computed alone, in fresh aligned memory, so its bits depend on the call alone (P1). Its shape,
+softcap, sinks and head widths choose the kernel, and behind a mask values near the end of the dtype's range; weights, scores,
+log-sum-exp and present do not (P2). No key or value head is copied for the query heads that share it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 
 from service.attention import kernels
-from service.attention.attention_weights import Scores, joined, selected
+from service.attention.attention_weights import Scores, attend_extreme, joined, selected
 from service.attention.call import Answer, AttentionCall, Weights
 from service.attention.kernels import Heads
 from service.attention.masks import lowered_on
@@ -43,11 +43,14 @@ class ScaledDotProduct:
         weights: list[Weights] = []
         scores: list[Weights] = []
         sums: list[torch.Tensor] = []
+        is_extreme = not self._is_within_safe_range(call)
         for sequence, output in enumerate(outputs):
             heads = self._heads(call, sequence)
             mask = lowered_on(call.mask, sequence, self._like)
             source = Scores(heads.q, heads.k, mask, call.scale, call.softcap, sinks)
-            output.copy_(source.attended(heads.v) if call.is_explicit else _fused(heads, mask, call.scale))
+            output.copy_(_attended(call, source, heads.v, is_extreme=is_extreme))
+            if mask is not None:
+                output.add_(0.0)  # a weight of 0 times a negative value gives -0.0
             if call.weights is not None:
                 weights.append(selected(source, call.weights))
             if call.scores is not None:
@@ -64,12 +67,35 @@ class ScaledDotProduct:
             present_value=_present(call.past_value, call.value) if call.has_present else None,
         )
 
+    def _is_within_safe_range(self, call: AttentionCall) -> bool:
+        """Return whether each value is in `kernels.safe_range`, also those of a wider dtype than that of the computation.
+
+        Not asked of small sequences without a mask, whose output is by the definition in any case.
+        """
+        keys = sum(x.shape[2] for x in (call.past_key, call.key) if x is not None)
+        if call.mask is None and call.query.shape[1:3].numel() * keys <= kernels.MAX_SMALL_SCORES:
+            return True
+        tensors = (call.query, call.key, call.value, call.past_key, call.past_value)
+        most = kernels.safe_range(self.dtype, call.query.shape[3], call.scale)
+        return kernels.are_within((x for x in tensors if x is not None), most)
+
     def _heads(self, call: AttentionCall, sequence: int) -> Heads:
         """Return fresh copies in the compute dtype: a kernel reads unaligned memory by other instructions."""
         inputs = (call.query,), (call.past_key, call.key), (call.past_value, call.value)
         parts = [[x[sequence].to(self._like) for x in tensors if x is not None] for tensors in inputs]
         # `cat` copies a single part as well; two parts are the past and the rows behind it.
         return Heads(*(torch.cat(rows, dim=1) for rows in parts))
+
+
+def _attended(call: AttentionCall, source: Scores, v: torch.Tensor, *, is_extreme: bool) -> torch.Tensor:
+    """Return the output o_NLV of one sequence; `is_extreme` says that values of the call may be beyond the safe range."""
+    heads, mask = Heads(source.q, source.k, v), source.mask
+    if call.is_explicit:
+        return source.attended(v, is_extreme=is_extreme)
+    if is_extreme:
+        mask = heads.k.new_zeros(1, 1, heads.k.shape[1]) if mask is None else mask
+        return attend_extreme(heads, mask, call.scale, _fused)
+    return _fused(heads, mask, call.scale)
 
 
 def _fused(heads: Heads, mask: torch.Tensor | None, scale: float) -> torch.Tensor:

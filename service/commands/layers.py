@@ -63,6 +63,12 @@ Scale = Annotated[
     typer.Option("--scale", callback=_checked_scale, help="multiplier of query·key; default 1/sqrt(head width)"),
 ]
 Map = Annotated[list[str] | None, typer.Option("--map", help="the keys: query=KEY key=KEY value=KEY output=KEY")]
+Ignore = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--ignore", help="a key of the module that does not change attention, or a beginning that ends in a dot"
+    ),
+]
 Fused = Annotated[str | None, typer.Option("--fused", help="qkv: one key holds all three: --map qkv=KEY output=KEY")]
 
 Url = Annotated[
@@ -101,6 +107,7 @@ def import_(
     scale: Scale = None,
     map_: Map = None,
     fused: Fused = None,
+    ignore: Ignore = None,
     replace: Annotated[bool, typer.Option("--replace", help="overwrite another layer of this name")] = False,
     url: Url = None,
     api_key: ApiKey = None,
@@ -108,6 +115,7 @@ def import_(
 ) -> None:
     """Import one attention layer of a checkpoint into the layer directory."""
     chosen: Any = dict(layer=layer, prefix=prefix, family=family, heads=heads, add_zero_attn=add_zero_attn, scale=scale)
+    chosen["ignore"] = ignore or ()
     (path,), pairs = separated(context, [str(source)], map_)
     _check_name(name, "--name")
     admin = admin_of(url, api_key, layers_dir)
@@ -276,10 +284,12 @@ def check(
     scale: Scale = None,
     map_: Map = None,
     fused: Fused = None,
+    ignore: Ignore = None,
     layers_dir: LayersDir = LAYERS_DIR,
 ) -> None:
     """Compare a stored layer with its source: print the largest absolute errors of output and weights."""
     chosen: Any = dict(layer=layer, prefix=prefix, family=family, heads=heads, add_zero_attn=add_zero_attn, scale=scale)
+    chosen["ignore"] = ignore or ()
     (name, path), pairs = separated(context, [name, str(source)], map_)
     _check_name(name, "NAME")
     with steps() as step:

@@ -19,10 +19,6 @@ QKV_BIAS = ("query.bias", "key.bias", "value.bias")
 # Widths that equal the query's: of the tokens only, or also of all heads together (`rows` = out features of a projection).
 TOKENS = ("key_width", "value_width", "out_width")
 EVERYTHING = (*TOKENS, "query_rows", "value_rows")
-RELATIVE = "it uses relative positions, which a served layer does not support"
-ROTARY = "rotary layers are not served yet"
-TRANSFORMED = "it changes queries or keys between projection and product, which a served layer does not support"
-APPROXIMATE = "it computes sparse or approximate attention, which a served layer does not support"
 NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.)")
 
 
@@ -34,7 +30,6 @@ class Family:
     below: re.Pattern[str] = re.compile("")  # the prefix must end in a match
     scope: str = ""  # the attention module below the prefix; each of its keys must be known
     ignored: tuple[str, ...] = ()  # beginnings of keys in the module (with a dot at the end) that are not attention
-    refused: Mapping[str, str] = dataclasses.field(default_factory=dict)  # beginning of a key: reason
     optional: tuple[tuple[str, ...], ...] = ()  # keys that come together or not at all
     equal: tuple[str, ...] = TOKENS
     transposed: bool = False
@@ -100,7 +95,6 @@ _GPT2 = Family(  # Conv1D, whose weight is [in, out]
     parts=_GPT,
     below=re.compile(r"(?<!crossattention\.)$"),
     ignored=("bias.", "masked_bias."),  # buffers with the causal mask
-    refused={"rotary": ROTARY},
     equal=EVERYTHING,
     transposed=True,
     stacks_columns=True,
@@ -127,7 +121,6 @@ FAMILIES = (
         parts=linears(*(f"attention.self.{name}" for name in PROJECTIONS[:3]), "attention.output.dense"),
         scope="attention.",
         ignored=("attention.output.LayerNorm.", "attention.self_attn_layer_norm."),
-        refused={"attention.self.distance_embedding.": RELATIVE, "attention.self.rotary_embeddings.": TRANSFORMED},
     ),
     Family(name="distilbert", parts=_DISTILBERT, scope="attention."),
     Family(
@@ -136,14 +129,12 @@ FAMILIES = (
         below=re.compile(r"(^|\.)albert_layers\.\d+\.$"),
         scope="attention.",
         ignored=("attention.LayerNorm.",),
-        refused={"attention.distance_embedding.": RELATIVE},
         is_shared_by_depths=True,
     ),
     Family(
         name="vit",
         parts=linears(*(f"attention.attention.{name}" for name in PROJECTIONS[:3]), "attention.output.dense"),
         scope="attention.",
-        refused={"attention.attention.relative_position_bias.": RELATIVE},
         optional=(tuple(f"attention.attention.{name}.bias" for name in PROJECTIONS[:3]),),
     ),
     Family(name="annotated", parts=_ANNOTATED, optional=(biases(_ANNOTATED),), equal=EVERYTHING),
@@ -157,14 +148,6 @@ FAMILIES = (
     dataclasses.replace(_GPT2, name="nanogpt", optional=(biases(_GPT),), transposed=False, stacks_columns=False),
 )
 FAMILY_NAMES = tuple(dict.fromkeys(family.name for family in FAMILIES))
-# Models that use a family's names but change attention by something outside the attention module.
-REFUSED_MODELS = {
-    **dict.fromkeys(("roformer", "esm"), TRANSFORMED),
-    **dict.fromkeys(("bros", "layoutlmv2", "layoutlmv3", "nezha"), RELATIVE),
-    **dict.fromkeys(("big_bird", "mra", "nystromformer", "yoso"), APPROXIMATE),
-    **dict.fromkeys(("codegen", "gpt_neox", "gptj", "llama", "mistral", "qwen"), ROTARY),
-    "gpt_bigcode": "its fused projection is ordered by heads, which the importer does not read",
-}
 
 
 def find_candidates(shapes: Mapping[str, tuple[int, ...]], name: str | None = None) -> list[Candidate]:

@@ -2,44 +2,34 @@
 
 Invariants: Exactly one layer fits the caller's family, prefix and number, or a LayerError says how to choose. A number means
 the number in the checkpoint's own names. Names and shapes decide which layer it is and whether its parts fit. After that the
-tensors of that layer are read, and no others. Heads and add_zero_attn, which no tensor shows, come from the config or the
-caller and are never guessed. Every error names the keys, what was expected and what was found. Tensors keep the source's dtype
-and bits. The recorded source contains no directory.
+tensors of that layer are read, and no others. Every key of its module is used, or its family or the caller says that it does not
+change attention. Heads and add_zero_attn, which no tensor shows, come from the config or the caller and are never guessed. Every
+error names the keys, what was expected and what was found. Tensors keep the source's dtype and bits; if its dtypes differ, all
+get the narrowest dtype that holds every value exactly. What was read is one version of the source's files. The recorded source
+contains no directory.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 
-from service.attention.spec import MAX_HEADS, PROJECTIONS, LayerSpec
+from service.attention.spec import PROJECTIONS, LayerSpec
 from service.errors import LayerError
-from service.layers.families import (
-    FAMILY_NAMES,
-    REFUSED_MODELS,
-    RELATIVE,
-    ROTARY,
-    TOKENS,
-    Candidate,
-    Family,
-    Parts,
-    find_candidates,
-)
-from service.layers.key_map import mapped, unknown_family_text
-from service.layers.source import Source, open_source
+from service.layers.families import FAMILY_NAMES, TOKENS, Candidate, Parts, find_candidates
+from service.layers.heads import Config, check_head_width, num_heads
+from service.layers.key_map import MAPPED, existing_key, mapped, unknown_family_text
+from service.layers.source import COMPILED, Source, open_source
 from service.layers.store import MAX_SOURCE, StoredLayer, check_name
-from service.layers.wording import about, bounded, listed, quoted, shape_text
+from service.layers.unsupported import IGNORE, check_config, check_names
+from service.layers.wording import MAX_COPIED, about, bounded, listed, quoted, shape_text
 
 MAX_DEPTH = 10_000
-# Names of the number of heads in a config.json.
-HEADS_KEYS = ("num_attention_heads", "n_heads", "n_head")
-# Beginnings of the names of rotary options in a config.json; a falsy value turns the option off.
-ROTARY_OPTIONS = ("rope_", "rotary")
 Shapes = dict[str, tuple[int, ...]]
-Config = Mapping[str, object]
 
 
 def import_layer(
@@ -53,27 +43,31 @@ def import_layer(
     add_zero_attn: bool = False,
     scale: float | None = None,
     key_map: Mapping[str, str] | None = None,
+    ignore: Collection[str] = (),
 ) -> StoredLayer:
     """Import one layer. `layer` is the number in the layer's prefix, `prefix` the path of its module or of a parent.
 
-    `key_map` gives the layer's keys by role instead of `layer`, `prefix` and `family`.
+    `key_map` gives the layer's keys by role instead of `layer`, `prefix` and `family`. `ignore` has the keys of its module that
+    do not change attention; one that ends in a dot stands for all keys that begin so.
     `scale` defaults to 1/sqrt(head width), or to the config's. Raises LayerError with what was expected and what was found.
     """
     check_name(name)
     if key_map is not None and (layer, prefix, family) != (None, None, None):
         raise LayerError("--map names whole keys, so it goes without --layer, --prefix and --family")
-    source = open_source(source_path)
+    source = open_source(source_path, has_config_beside=key_map is not None)
     with about(f"source {quoted(source.label)}"):
-        chosen = mapped(key_map, source) if key_map else choose(source, family=family, prefix=prefix, layer=layer)
         config = source.config or {}
-        _check_model(config)
-        present = present_parts(chosen, source)
+        check_config(config, has_scale=scale is not None)
+        chosen = mapped(key_map, source) if key_map else choose(source, family=family, prefix=prefix, layer=layer)
+        present = present_parts(chosen, source, ignore, has_scale=scale is not None)
         shapes = canonical_shapes(chosen, present, source)
         spec = derive_spec(chosen, shapes, config, heads=heads, scale=scale, add_zero_attn=add_zero_attn)
         check_fit(spec, chosen, present, shapes)
         words = (source.label, chosen.module, f"({chosen.family.name})")
         origin = "".join(char if char.isprintable() else "?" for char in " ".join(filter(None, words)))
-        return StoredLayer(name, spec, _read(chosen, present, source), bounded(origin, MAX_SOURCE), chosen.family.name)
+        tensors = _read(chosen, present, source)
+        source.files.check()
+        return StoredLayer(name, spec, tensors, bounded(origin, MAX_SOURCE), chosen.family.name)
 
 
 def choose(source: Source, *, family: str | None, prefix: str | None, layer: int | None) -> Candidate:
@@ -93,9 +87,19 @@ def choose(source: Source, *, family: str | None, prefix: str | None, layer: int
     if layer is not None:
         found = _numbered(found, layer, source.config or {})
     if len(found) > 1:
-        modules = listed(candidate.module for candidate in found)
-        raise LayerError(f"it has {len(found)} attention layers; choose one with --layer N or --prefix P: {modules}")
+        raise LayerError(_several_text(found))
     return found[0]
+
+
+def _several_text(found: list[Candidate]) -> str:
+    modules, numbers = [candidate.module for candidate in found], {candidate.number for candidate in found}
+    if len(numbers) > 1:
+        return f"it has {len(found)} attention layers; choose one with --layer N or --prefix P: {listed(modules)}"
+    number = next(iter(numbers))
+    owner = "it" if number is None else f"layer {number}"
+    if len(found) == 2:  # noqa: PLR2004 (self-attention and cross-attention of a decoder's layer)
+        return f"{owner} has two attentions: --prefix {' or --prefix '.join(quoted(module, MAX_COPIED) for module in modules)}"
+    return f"{owner} has {len(found)} attentions; choose one with --prefix P: {listed(modules)}"
 
 
 def _below(found: list[Candidate], prefix: str) -> list[Candidate]:
@@ -125,32 +129,39 @@ def _numbered(found: list[Candidate], layer: int, config: Config) -> list[Candid
     return matching
 
 
-def _check_model(config: Config) -> None:
-    """Raise LayerError if the config names a model whose attention differs in a way that no tensor of the module shows."""
-    model = config.get("model_type")
-    is_dense = model == "big_bird" and config.get("attention_type") == "original_full"
-    if isinstance(model, str) and model in REFUSED_MODELS and not is_dense:
-        raise LayerError(f"model_type {model}: {REFUSED_MODELS[model]}")
-    if config.get("position_embedding_type") not in (None, "absolute"):
-        raise LayerError(f"position_embedding_type in config.json is not absolute: {RELATIVE}")
-    if rotary := sorted(name for name, value in config.items() if name.startswith(ROTARY_OPTIONS) and value):
-        raise LayerError(f"config.json has {listed(rotary)}: {ROTARY}")
+def present_parts(chosen: Candidate, source: Source, ignore: Collection[str] = (), *, has_scale: bool = False) -> Parts:
+    """Return the family's parts that this layer has.
 
-
-def present_parts(chosen: Candidate, source: Source) -> Parts:
-    """Return the family's parts that this layer has; raise LayerError for refused, missing and unknown keys, and half a group."""
+    Raises LayerError for names of unsupported models, missing and unknown keys, half a group, and a wrong `ignore`.
+    """
     family, prefix = chosen.family, chosen.prefix
     keys = {key.removeprefix(prefix) for key in source.entries if key.startswith(prefix)}
-    for beginning, why in family.refused.items():
-        if refused := sorted(prefix + key for key in keys if key.startswith(beginning)):
-            raise LayerError(f"{listed(refused)}: {why}")
+    present = {key: names for key, names in family.parts.items() if key in keys}
+    used = [prefix + key for key in present]
+    ignored = _ignored(source, used, ignore)
+    check_names(f"{prefix}{family.scope}", used, source.entries.keys(), ignored=ignored, has_scale=has_scale)
     absent = {key for group in family.optional if keys.isdisjoint(group) for key in group}
     if missing := sorted(prefix + key for key in family.parts.keys() - absent - keys):
         raise LayerError(f"keys of the {family.name} layer are missing: {listed(missing)}")
     in_module = {key for key in keys - family.parts.keys() if key.startswith(family.scope)}
-    if extra := sorted(prefix + key for key in in_module if not f"{key}.".startswith(family.ignored)):
-        raise LayerError(f"the module has keys unknown to the family {family.name}: {listed(extra)}")
-    return {key: names for key, names in family.parts.items() if key in keys}
+    extra = {prefix + key for key in in_module if not f"{key}.".startswith(family.ignored)} - ignored
+    if extra:
+        unknown = "that the map does not name" if family.name == MAPPED else f"unknown to the family {family.name}"
+        raise LayerError(f"the module has keys {unknown} ({IGNORE}): {listed(sorted(extra), MAX_COPIED)}")
+    return present
+
+
+def _ignored(source: Source, used: Collection[str], ignore: Collection[str]) -> set[str]:
+    """Return the keys that `ignore` names; raise LayerError if one is not in the source or is used."""
+    ignored: set[str] = set()
+    for given in ignore:
+        beginning = given.replace(COMPILED, "")
+        named = {key for key in source.entries if given.endswith(".") and key.startswith((given, beginning))}
+        named = named or {existing_key(given, "--ignore", source)}
+        if needed := sorted(named & set(used)):
+            raise LayerError(f"--ignore {quoted(given)} names keys that the layer needs: {listed(needed)}")
+        ignored |= named
+    return ignored
 
 
 def canonical_shapes(chosen: Candidate, present: Parts, source: Source) -> Shapes:
@@ -180,21 +191,22 @@ def derive_spec(
     family = chosen.family
     if add_zero_attn and not family.takes_zero_attn:
         raise LayerError(f"add_zero_attn is for the family torch-mha; this layer has the family {family.name}")
-    num_heads = _num_heads(family, config, heads)
+    num = num_heads(chosen, config, heads)
     sizes = {f"{name}_width": shapes[f"{name}.weight"][1] for name in PROJECTIONS[:3]}
     sizes |= {f"{name}_rows": shapes[f"{name}.weight"][0] for name in ("query", "value")}
     sizes["out_width"] = shapes.get("output.weight", (sizes["value_rows"],))[0]
     sizes |= dict.fromkeys(family.equal, sizes["query_width"])
     for name in ("query", "value"):
-        if sizes[f"{name}_rows"] % num_heads:
-            raise LayerError(f"{num_heads} heads do not divide the {sizes[f'{name}_rows']} out features of {name}")
-    head_width = sizes["query_rows"] // num_heads
+        if sizes[f"{name}_rows"] % num:
+            raise LayerError(f"{num} heads do not divide the {sizes[f'{name}_rows']} out features of {name}")
+    head_width = sizes["query_rows"] // num
+    check_head_width(config, heads=num, rows=sizes["query_rows"], query_width=sizes["query_width"])
     return LayerSpec(
         **{width: sizes[width] for width in ("query_width", *TOKENS)},
-        num_heads=num_heads,
-        num_kv_heads=num_heads,
+        num_heads=num,
+        num_kv_heads=num,
         head_width=head_width,
-        value_head_width=sizes["value_rows"] // num_heads,
+        value_head_width=sizes["value_rows"] // num,
         scale=_scale(chosen, config, head_width) if scale is None else float(scale),
         biases=tuple(name for name in PROJECTIONS if f"{name}.bias" in shapes),
         has_output="output.weight" in shapes,
@@ -213,23 +225,6 @@ def check_fit(spec: LayerSpec, chosen: Candidate, present: Parts, shapes: Shapes
             raise LayerError(f"{found}, expected {shape_text(expected)}")
 
 
-def _num_heads(family: Family, config: Config, given: int | None) -> int:
-    named = {key: config[key] for key in HEADS_KEYS if key in config}
-    if family.is_single_head:
-        named = {f"the family {family.name}": 1}
-    if given is not None:
-        named["the caller"] = given
-    if not named:
-        raise LayerError("this checkpoint does not record its number of heads; give it with --heads H")
-    for origin, number in named.items():
-        if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= MAX_HEADS:
-            raise LayerError(f"the number of heads given by {origin} must be a whole number from 1 to {MAX_HEADS}")
-    if len(set(named.values())) > 1:
-        numbers = ", ".join(f"{number} by {origin}" for origin, number in named.items())
-        raise LayerError(f"the number of heads is contradictory: {numbers}")
-    return next(number for number in named.values() if isinstance(number, int))
-
-
 def _scale(chosen: Candidate, config: Config, head_width: int) -> float:
     """Return 1/sqrt(head width), changed as the `scale_attn_…` options of GPT-2's config.json say."""
     scale = 1.0 if config.get("scale_attn_weights") is False else 1.0 / math.sqrt(head_width)
@@ -241,6 +236,7 @@ def _scale(chosen: Candidate, config: Config, head_width: int) -> float:
 
 
 def _read(chosen: Candidate, present: Parts, source: Source) -> dict[str, torch.Tensor]:
+    """Return the canonical tensors, in the narrowest dtype that holds each of them exactly."""
     tensors: dict[str, torch.Tensor] = {}
     for key, names in present.items():
         whole = source.entries[chosen.prefix + key].read()
@@ -251,4 +247,5 @@ def _read(chosen: Candidate, present: Parts, source: Source) -> dict[str, torch.
         # copies, so that no tensor shares memory with a mapped file or with another tensor
         parts = [part.clone(memory_format=torch.contiguous_format) for part in whole.chunk(len(names))]
         tensors |= dict(zip(names, parts, strict=True))
-    return tensors
+    dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors.values()))
+    return {name: tensor.to(dtype) for name, tensor in tensors.items()}

@@ -4,10 +4,10 @@ The format: eight bytes with the header's length (little-endian), the header (a 
 tensors' bytes (little-endian, C order).
 Invariants: A header is accepted only if every size is right and the tensors fill the rest exactly, as in the safetensors
 library: no hole, no overlap, no byte after them. JSON is UTF-8. Duplicate keys, NaN, Infinity, integers beyond 64 bits and
-endless depth are refused, because two parsers would disagree on them. No unchecked number sizes an allocation. Sizes are Python
-integers. Messages repeat nothing of the text; they show names only through `label`. No file is mapped, so that one that shrinks
-meanwhile gives a short read and not a SIGBUS. Only little-endian hosts are supported, like every machine that torch ships
-wheels for.
+endless depth are refused, because two parsers would disagree on them; a config may have any number. No unchecked number sizes
+an allocation. Sizes are Python integers. Messages repeat nothing of the text; they show names only through `label`. No file is
+mapped, so that one that shrinks meanwhile gives a short read and not a SIGBUS. Only little-endian hosts are supported, like
+every machine that torch ships wheels for.
 """
 
 from __future__ import annotations
@@ -28,16 +28,22 @@ from service.errors import LayerError, LayerNotLoaded, ServiceError
 from service.layers.wording import quoted
 
 _MIN_INTEGER, _MAX_INTEGER = -(2**63), 2**64 - 1
+_MAX_DIGITS = 20
 
 
 class _RefusedJsonError(ValueError):
     """Raised inside the parser's hooks; the message says why the text is refused."""
 
 
-def parse_object(raw: bytes | bytearray, what: str, failure: type[ServiceError]) -> dict[str, object]:
-    """Return the object in `raw`; raise `failure` with a sentence that begins with `what`."""
+def parse_object(
+    raw: bytes | bytearray, what: str, failure: type[ServiceError], *, any_number: bool = False
+) -> dict[str, object]:
+    """Return the object in `raw`; raise `failure` with a sentence that begins with `what`.
+
+    `any_number` also takes NaN, Infinity and numbers of any size, which Python writes into configs.
+    """
     try:
-        value = _DECODER.decode(raw.decode("utf-8"))
+        value = (_ANY_NUMBER if any_number else _DECODER).decode(raw.decode("utf-8"))
     except _RefusedJsonError as error:
         raise failure(f"{what} {error}") from error
     except RecursionError as error:  # the C scanner counts its own depth, so this is a clean stop
@@ -71,6 +77,9 @@ def _small_integer(digits: str) -> int:
 
 _DECODER = json.JSONDecoder(
     object_pairs_hook=_unique, parse_constant=_finite, parse_float=_finite, parse_int=_small_integer
+)
+_ANY_NUMBER = json.JSONDecoder(
+    object_pairs_hook=_unique, parse_int=lambda digits: int(digits) if len(digits) < _MAX_DIGITS else float(digits)
 )
 
 # The dtypes that a layer may have.
@@ -132,7 +141,8 @@ class HeaderReader(NamedTuple):
         if not raw.startswith(b"{"):
             raise self.failure(f"{self.what}'s header must be a JSON object: not safetensors")
         fields = parse_object(raw, f"{self.what}'s header", self.failure)
-        metadata = fields.pop("__metadata__", {})
+        metadata = fields.pop("__metadata__", None)
+        metadata = {} if metadata is None else metadata  # null is no metadata, as in the safetensors library
         if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
             raise self.failure("the header's __metadata__ must map names to strings")
         position = start = LENGTH_BYTES + len(raw)

@@ -2,14 +2,17 @@
 
 Invariants: Opening reads names and shapes; `Entry.read` reads the bytes of one tensor. Torch files that are not zip archives are
 read whole. Nothing is fetched or executed: pickle goes through `torch.load(weights_only=True)` and npz never unpickles. Shards
-lie in the checkpoint's own directory. This module turns other libraries' exceptions into LayerErrors of one sentence. Only
-`layers import` and `layers check` use it; the server reads a Store.
+lie in the checkpoint's own directory. A file that is replaced or written to meanwhile is refused: each opening finds the file
+that the first one found, and so does `Files.check` at the end of an import. This module turns other libraries' exceptions into
+LayerErrors of one sentence. Only `layers import` and `layers check` use it; the server reads a Store.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import io
 import os
 import warnings
 import zipfile
@@ -21,10 +24,11 @@ import torch
 
 from service.errors import LayerError
 from service.layers.safetensors_file import FILE_DTYPES, open_regular, parse_object, read_header, read_tensor
-from service.layers.wording import about, listed, quoted, translated
+from service.layers.wording import about, listed, quoted, shape_text, translated
 
 MAX_JSON_BYTES = 64 * 1024 * 1024
-TORCH_SUFFIXES = (".pt", ".pth", ".bin")
+MAX_PICKLE_BYTES = 16 * 1024 * 1024  # of a torch file that cannot be read, to find out why
+TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 NESTED_UNDER = ("state_dict", "model_state_dict", "model")
 # What torch.compile puts into the names of a module's tensors.
 COMPILED = "_orig_mod."
@@ -40,6 +44,41 @@ class Entry:
     read: Callable[[], torch.Tensor]
 
 
+class Files:
+    """The files of one source, each with its inode, size and times as they were at its first opening (None: no such file)."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Path, tuple[int, ...] | None] = {}
+
+    def open(self, path: Path) -> io.BufferedReader:
+        file = open_regular(path)
+        try:
+            self._compare(path, os.fstat(file.fileno()))
+        except LayerError:
+            file.close()
+            raise
+        return file
+
+    def exists(self, path: Path) -> bool:
+        is_there = path.exists()
+        if not is_there:
+            self._compare(path, None)
+        return is_there
+
+    def check(self) -> None:
+        """Raise LayerError if a path leads to another file than before, or to one that was written to."""
+        for path in self._seen:
+            found = None
+            with contextlib.suppress(OSError):
+                found = path.stat()
+            self._compare(path, found)
+
+    def _compare(self, path: Path, found: os.stat_result | None) -> None:
+        version = found and (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+        if self._seen.setdefault(path, version) != version:
+            raise LayerError(f"{quoted(path.name)} changed while it was read; import it again when it is complete")
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Source:
     """A checkpoint; `label` is the name of its file or directory, `config` the config.json or the `model_args` that it has.
@@ -50,85 +89,90 @@ class Source:
     label: str
     config: Mapping[str, object] | None
     entries: Mapping[str, Entry]
+    files: Files = dataclasses.field(default_factory=Files)
 
 
-def open_source(path: str | os.PathLike[str]) -> Source:
-    """Open a directory, or a file by its suffix. Raises LayerError with one sentence."""
-    where = Path(path)
+def open_source(path: str | os.PathLike[str], *, has_config_beside: bool = False) -> Source:
+    """Open a directory, or a file by its suffix. Raises LayerError with one sentence.
+
+    `has_config_beside` reads the config.json beside a file of any name, not only of Hugging Face's.
+    """
+    where, files = Path(path), Files()
     label = Path(os.path.abspath(where)).name  # noqa: PTH100 - "." and ".." get their names, links keep theirs
     with about(f"source {quoted(label)}"):
         try:
             is_directory = where.is_dir()
-            entries, config = (_directory_entries if is_directory else _file_entries)(where)
+            entries, config = (_directory_entries if is_directory else _file_entries)(where, files)
             beside = (where if is_directory else where.parent) / "config.json"
-            if (is_directory or where.name in MODEL_FILES) and beside.exists():
-                config = _read_object(beside) or config
+            is_its_own = is_directory or where.name in MODEL_FILES
+            if (is_its_own or (has_config_beside and config is None)) and files.exists(beside):
+                config = _read_object(beside, files, any_number=True) or config
         except (OSError, ValueError) as error:  # a parent without permission, a NUL in the path
             raise LayerError("the file or directory does not exist or cannot be opened") from error
     renamed = {key.replace(COMPILED, ""): entry for key, entry in entries.items()}
     # The names are kept if two of them would become one.
-    return Source(label, config, dict(sorted((renamed if len(renamed) == len(entries) else entries).items())))
+    return Source(label, config, dict(sorted((renamed if len(renamed) == len(entries) else entries).items())), files)
 
 
-def _file_entries(path: Path) -> tuple[dict[str, Entry], dict[str, object] | None]:
+def _file_entries(path: Path, files: Files) -> tuple[dict[str, Entry], dict[str, object] | None]:
     """Return the tensors of a file, and nanoGPT's `model_args` if it has them."""
     suffix = path.suffix.lower()
     if suffix == ".safetensors":
-        return _safetensors_entries(path), None
+        return _safetensors_entries(path, files), None
     if suffix == ".npz":
-        return _npz_entries(path), None
+        return _npz_entries(path, files), None
     if suffix in TORCH_SUFFIXES:
-        return _torch_entries(path)
+        return _torch_entries(path, files)
     open_regular(path).close()
     raise LayerError(f"a source must be a directory or end in .safetensors, .npz, {', '.join(TORCH_SUFFIXES)}")
 
 
-def _directory_entries(directory: Path) -> tuple[dict[str, Entry], dict[str, object] | None]:
+def _directory_entries(directory: Path, files: Files) -> tuple[dict[str, Entry], dict[str, object] | None]:
     """Return the same of the first that exists: the single file, the index's shards, all *.safetensors, pytorch_model.bin."""
     single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
-    if single.exists():
-        return _file_entries(single)
-    if index.exists():
-        return _indexed_entries(directory, index), None
+    if files.exists(single):
+        return _file_entries(single, files)
+    if files.exists(index):
+        return _indexed_entries(directory, index, files), None
     if found := sorted(entry for entry in directory.iterdir() if entry.suffix == ".safetensors"):
-        return _joined_entries(found), None
+        return _joined_entries(found, files), None
     if (directory / "pytorch_model.bin").exists():
-        return _file_entries(directory / "pytorch_model.bin")
+        return _file_entries(directory / "pytorch_model.bin", files)
     raise LayerError("the directory has neither *.safetensors nor pytorch_model.bin")
 
 
-def _read_object(path: Path) -> dict[str, object]:
-    with about(path.name), open_regular(path) as file:
+def _read_object(path: Path, files: Files, *, any_number: bool = False) -> dict[str, object]:
+    with about(path.name), files.open(path) as file:
         raw = file.read(MAX_JSON_BYTES + 1)
     if len(raw) > MAX_JSON_BYTES:
         raise LayerError(f"{path.name} has more than {MAX_JSON_BYTES} bytes")
-    return parse_object(raw, path.name, LayerError)
+    return parse_object(raw, path.name, LayerError, any_number=any_number)
 
 
-def _safetensors_entries(path: Path) -> dict[str, Entry]:
-    with open_regular(path) as file:
+def _safetensors_entries(path: Path, files: Files) -> dict[str, Entry]:
+    with files.open(path) as file:
         header = read_header(file)
 
     def read(name: str) -> torch.Tensor:
-        with open_regular(path) as file:
+        with files.open(path) as file:
             return read_tensor(file, name, header.tensors[name])
 
     return {name: Entry(entry.shape, functools.partial(read, name)) for name, entry in header.tensors.items()}
 
 
-def _joined_entries(paths: list[Path]) -> dict[str, Entry]:
+def _joined_entries(paths: list[Path], files: Files) -> dict[str, Entry]:
     joined: dict[str, Entry] = {}
     for path in paths:
         with about(quoted(path.name)):
-            entries = _safetensors_entries(path)
+            entries = _safetensors_entries(path, files)
             if twice := sorted(joined.keys() & entries.keys()):
                 raise LayerError(f"more than one file of the directory has {listed(twice)}")
         joined |= entries
     return joined
 
 
-def _indexed_entries(directory: Path, index: Path) -> dict[str, Entry]:
-    weight_map = _read_object(index).get("weight_map")
+def _indexed_entries(directory: Path, index: Path, files: Files) -> dict[str, Entry]:
+    weight_map = _read_object(index, files).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise LayerError(f"{index.name} has no weight_map")
 
@@ -137,45 +181,49 @@ def _indexed_entries(directory: Path, index: Path) -> dict[str, Entry]:
 
     if outside := [key for key, shard in weight_map.items() if not is_shard(shard)]:
         raise LayerError(f"{index.name} maps {listed(outside)} to no .safetensors file of the directory")
-    joined = _joined_entries([directory / shard for shard in sorted(set(weight_map.values()))])
+    joined = _joined_entries([directory / shard for shard in sorted(set(weight_map.values()))], files)
     if missing := sorted(weight_map.keys() - joined.keys()):
         raise LayerError(f"no shard has {listed(missing)}, which {index.name} lists")
     return joined
 
 
-def _npz_entries(path: Path) -> dict[str, Entry]:
-    open_regular(path).close()  # a pipe or a device would make zipfile wait
+def _npz_entries(path: Path, files: Files) -> dict[str, Entry]:
     entries: dict[str, Entry] = {}
-    with translated("the file is not a readable .npz archive"), zipfile.ZipFile(path) as archive:
+    sentence = "the file is not a readable .npz archive"
+    with files.open(path) as file, translated(sentence), zipfile.ZipFile(file) as archive:
         for member in archive.namelist():
             key = member.removesuffix(".npy")
             if key == member or key in entries:
                 raise LayerError(f"the archive holds {quoted(member)}, which is not an array or is there twice")
             with archive.open(member) as stream, translated(f"{quoted(key)} is not a plain array"):
                 shape = _NPY_HEADERS[np.lib.format.read_magic(stream)](stream)[0]
-            entries[key] = Entry(shape, functools.partial(_read_npz, path, member))
+            if any(size < 0 for size in shape):
+                raise LayerError(f"{quoted(key)} has the shape {shape_text(shape)}, expected no negative size")
+            entries[key] = Entry(shape, functools.partial(_read_npz, path, member, files))
     return entries
 
 
-def _read_npz(path: Path, member: str) -> torch.Tensor:
+def _read_npz(path: Path, member: str, files: Files) -> torch.Tensor:
     name = quoted(member.removesuffix(".npy"))
-    with translated(f"{name} cannot be read from the archive"), np.load(path, allow_pickle=False) as archive:
-        array = archive[member]
+    with files.open(path) as file, translated(f"{name} cannot be read from the archive"):
+        array = np.load(file, allow_pickle=False)[member]
         if array.dtype.kind != "f" or array.dtype.itemsize not in {2, 4, 8}:
             raise LayerError(f"{name} holds {array.dtype.name}, expected float16, float32 or float64")
         native = array.astype(array.dtype.newbyteorder("="), order="C", copy=True)
         return torch.from_numpy(native)
 
 
-def _torch_entries(path: Path) -> tuple[dict[str, Entry], dict[str, object] | None]:
+def _torch_entries(path: Path, files: Files) -> tuple[dict[str, Entry], dict[str, object] | None]:
     """Return the tensors of a torch file, and nanoGPT's `model_args` if it has them."""
-    with open_regular(path) as file:
+    with files.open(path) as file:
         is_zip = file.read(len(ZIP_MAGIC)) == ZIP_MAGIC
-    sentence = "the file is not a torch file of plain tensors (it is read with weights_only=True)"
-    with translated(sentence), warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of its own storage classes in files before 1.6
-        # Only zip archives can be memory-mapped; then an import reads one layer.
-        loaded: object = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+        try:
+            # Only zip archives can be memory-mapped; then an import reads one layer.
+            loaded: object = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+        except Exception as error:  # noqa: BLE001 (as in `translated`)
+            raise LayerError(_unread_text(path, files)) from error.with_traceback(None)
     tensors, config = _state_dict(loaded), loaded.get("model_args") if isinstance(loaded, dict) else None
     entries = {key: Entry(tuple(value.shape), functools.partial(_plain, key, value)) for key, value in tensors.items()}
     if not isinstance(config, dict):
@@ -183,6 +231,21 @@ def _torch_entries(path: Path) -> tuple[dict[str, Entry], dict[str, object] | No
     if not all(isinstance(key, str) and not isinstance(value, torch.Tensor) for key, value in config.items()):
         raise LayerError("the model_args of the torch file must be options by name, none of them a tensor")
     return entries, config
+
+
+def _unread_text(path: Path, files: Files) -> str:
+    """Return why torch did not read the file, by what a pickled module and a TorchScript archive always contain."""
+    with files.open(path) as file:
+        head = file.read(MAX_PICKLE_BYTES)
+        file.seek(-len(head), os.SEEK_END)
+        tail = file.read(MAX_PICKLE_BYTES)
+    if b"/code/__torch__" in tail:
+        return "the file is a TorchScript program, which is never run; save `model.state_dict()` of the module instead"
+    if b"_parameters" in head and b"_modules" in head:
+        return "the file is a whole pickled module, which is never unpickled; save `model.state_dict()` instead"
+    return (
+        "the file is not a torch file of plain tensors (it is read with weights_only=True); save `model.state_dict()`"
+    )
 
 
 def _state_dict(loaded: object) -> dict[str, torch.Tensor]:

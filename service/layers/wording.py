@@ -14,6 +14,7 @@ from service.errors import LayerError
 
 MAX_MESSAGE = 500
 MAX_NAME = 60
+MAX_COPIED = 200  # of a name that a caller copies into an option
 MAX_NAMED = 4
 
 
@@ -21,16 +22,16 @@ def bounded(text: str, limit: int = MAX_MESSAGE) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
-def quoted(name: str) -> str:
+def quoted(name: str, limit: int = MAX_NAME) -> str:
     """Return one name from a file, safe for a terminal: control and direction marks are escaped, long names cut."""
-    return bounded(ascii(name[: MAX_NAME * 2]), MAX_NAME)
+    return bounded(ascii(name[: limit * 2]), limit)
 
 
-def listed(names: Iterable[str]) -> str:
+def listed(names: Iterable[str], limit: int = MAX_NAME) -> str:
     """Return the first few of `names` and how many more there are."""
     every = list(names)
     rest = f" and {len(every) - MAX_NAMED} more" if len(every) > MAX_NAMED else ""
-    return ", ".join(map(quoted, every[:MAX_NAMED])) + rest
+    return ", ".join(quoted(name, limit) for name in every[:MAX_NAMED]) + rest
 
 
 def shape_text(shape: Iterable[int]) -> str:

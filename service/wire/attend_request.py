@@ -49,7 +49,9 @@ Indices = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1), Skip
 _ONCE = "in this order, each once; default: all"
 HeadIndices = Annotated[Indices | None, Field(description=f"heads, from 0 to H - 1, {_ONCE}")]
 RowIndices = Annotated[Indices | None, Field(description=f"query rows, from 0 to L - 1, {_ONCE}")]
-ReturnedDtype = TypeAliasType("ReturnedDtype", Literal["float32", "float16"])
+ReturnedDtype = TypeAliasType("ReturnedDtype", Literal["float32", "float16", "float64"])
+_DTYPE_WORDS = "of what is returned; default: float64 if query is, else float32; float64 needs a float64 query"
+DtypeField = Annotated[ReturnedDtype | None, Field(description=_DTYPE_WORDS)]
 
 
 class Weights(StrictModel):
@@ -61,11 +63,11 @@ class Weights(StrictModel):
     )
     heads: HeadIndices = None
     queries: RowIndices = None
-    dtype: ReturnedDtype = Field(default="float32", description="of the weights; default: float32")
+    dtype: DtypeField = None
 
-    def wanted(self, sizes: Sizes) -> WeightsWanted:
+    def wanted(self, sizes: Sizes, query: torch.dtype) -> WeightsWanted:
         """Return the selection for a call of these sizes, keys with the columns that a layer appends.
-        Raises InvalidInput for a `k` or an index out of range.
+        Raises InvalidInput for a `k` or an index out of range, and for float64 where `query` is not.
         """
         if (self.form == "top_k") != (self.k is not None):
             words = 'weights.k is required with form "top_k" and allowed with no other form'
@@ -74,7 +76,7 @@ class Weights(StrictModel):
             raise InvalidInput(f"weights.k must be from 1 to {sizes.keys}, the number of keys", param="/weights/k")
         heads = decode_indices(self.heads, sizes.heads, "/weights/heads")
         queries = decode_indices(self.queries, sizes.queries, "/weights/queries")
-        return WeightsWanted(self.form, self.k, heads, queries, getattr(torch, self.dtype))
+        return WeightsWanted(self.form, self.k, heads, queries, _selection_dtype(self.dtype, query, "weights"))
 
 
 Stage = TypeAliasType("Stage", Literal["scaled", "capped", "masked"])
@@ -86,13 +88,14 @@ class Scores(StrictModel):
     stage: Stage = Field(description="times the scale; then capped; then masked")
     heads: HeadIndices = None
     queries: RowIndices = None
-    dtype: ReturnedDtype = Field(default="float32", description="of the scores; default: float32")
+    dtype: DtypeField = None
 
-    def wanted(self, sizes: Sizes) -> WeightsWanted:
-        """Return the selection for a call of these sizes; raises InvalidInput for an index out of range."""
+    def wanted(self, sizes: Sizes, query: torch.dtype) -> WeightsWanted:
+        """Return the selection for a call of these sizes; raises InvalidInput as that of weights does."""
         heads = decode_indices(self.heads, sizes.heads, "/scores/heads")
         queries = decode_indices(self.queries, sizes.queries, "/scores/queries")
-        return WeightsWanted("heads", None, heads, queries, getattr(torch, self.dtype), self.stage)
+        dtype = _selection_dtype(self.dtype, query, "scores")
+        return WeightsWanted("heads", None, heads, queries, dtype, self.stage)
 
 
 _PARTS: dict[str, type[StrictModel]] = {"weights": Weights, "scores": Scores}
@@ -113,6 +116,15 @@ MaskedRowsField = Annotated[MaskedRows, Field(description=_ROWS_WORDS)]
 _ENCODING_WORDS = "how the tensors of the answer are written; default: as query came"
 Encoding = TypeAliasType("Encoding", Literal["list", "base64"])
 EncodingField = Annotated[Encoding | None, Field(description=_ENCODING_WORDS)]
+
+
+def _selection_dtype(asked: str | None, query: torch.dtype, name: str) -> torch.dtype:
+    """Return the dtype of returned weights or scores; raises InvalidInput for one wider than they are computed in."""
+    computed = torch.promote_types(query, torch.float32)
+    if asked == "float64" and computed != torch.float64:
+        words = f"must be float32 or float16 unless query is float64: the {name} are computed in float32"
+        raise InvalidInput(f"{name}.dtype {words}", param=f"/{name}/dtype")
+    return computed if asked is None else getattr(torch, asked)
 
 
 def decode_indices(value: object, count: int, param: str) -> tuple[int, ...] | None:
@@ -304,7 +316,7 @@ def check_request(
     source = query if key is None else key
     sizes = Sizes(query.shape[0], spec.num_heads, query.shape[1], source.shape[1])
     whole = sizes._replace(keys=sizes.keys + spec.extra_keys)
-    wanted = None if body.weights is None else body.weights.wanted(whole)
+    wanted = None if body.weights is None else body.weights.wanted(whole, query.dtype)
     call = Call(query, key, value, None, wanted)
     if body.masks:
         limits.check(_cost(spec, call, sizes), 0)  # before masks are made of these sizes

@@ -92,8 +92,8 @@ def check_attention(
     b, n, rows, _ = call.query.shape
     sizes = Sizes(b, n, rows, past + call.key.shape[2])
     call = call._replace(
-        weights=None if body.weights is None else body.weights.wanted(sizes),
-        scores=None if body.scores is None else body.scores.wanted(sizes),
+        weights=None if body.weights is None else body.weights.wanted(sizes, call.query.dtype),
+        scores=None if body.scores is None else body.scores.wanted(sizes, call.query.dtype),
     )
     if body.masks:
         limits.check(_cost(call, sizes, tensors), 0)  # before masks are made of these sizes

@@ -29,7 +29,7 @@ def from_numpy(array: np.ndarray) -> torch.Tensor:
 
 
 def assert_near(found: torch.Tensor, expected: torch.Tensor | np.ndarray) -> None:
-    """Outputs of float64 to 1e-11; weights and scores, which travel in float32, to 1e-6."""
+    """To 1e-11 in float64, in which weights and scores of a float64 query come too; else to 1e-6."""
     least = 1e-11 if found.dtype == torch.float64 else 1e-6
     np.testing.assert_allclose(found.double().numpy(), np.asarray(expected), rtol=least, atol=least)
 
@@ -42,8 +42,10 @@ def three(
 
 
 def exact_weights(attention: AttentionRoute, query: torch.Tensor, key: torch.Tensor, **fields: Any) -> np.ndarray:
-    """Weights in float64 for rows [L, d] and [S, d]: the output over values that are an identity."""
-    return np.asarray(attention(three(query, key, torch.eye(len(key), dtype=query.dtype)), **fields)["output"])
+    """Weights for rows [L, d] and [S, d], in the dtype of the query; the output over values that are an identity is the same."""
+    found = attention(three(query, key, torch.eye(len(key), dtype=query.dtype)), **fields, weights=HEADS)
+    assert_near(found["output"], found["weights"])
+    return np.asarray(found["weights"])
 
 
 def blocked(*shape: int, seed: int = 3) -> torch.Tensor:
@@ -166,7 +168,7 @@ def test_row_5_softmax(attention, axis, spread):
     rows = x.movedim(axis, -1)
     eye = torch.eye(rows.shape[-1], dtype=x.dtype)
     found = attention(three(rows, eye, eye), scale=1.0, weights=HEADS, scores={"stage": "scaled"})
-    assert_near(found["scores"], rows.float())
+    assert_near(found["scores"], rows)
     for name in ("weights", "output"):
         assert_near(found[name].movedim(-1, axis), softmax(x.numpy(), axis))
 
@@ -327,7 +329,7 @@ def test_row_15_masked_softmax(attention, valid_lens):
         assert_near(found[name], expected)
     may_attend = expected > 0
     assert torch.equal(found["scores"].isneginf(), ~may_attend)
-    assert_near(found["scores"][may_attend], scores[may_attend].float())
+    assert_near(found["scores"][may_attend], scores[may_attend])
 
 
 def test_row_15_a_valid_length_of_zero(attention):
@@ -348,7 +350,7 @@ def test_row_16_the_formula(attention):
     x, w = randn(5, 6), randn(3, 6, 4, seed=2)
     q, k, v = x @ w[0], x @ w[1], x @ w[2]
     assert_near(attention(three(q, k, v))["output"], (q @ k.T / 2).softmax(-1) @ v)
-    assert_near(attention(three(q, k, v), scale=1.0, scores={"stage": "scaled"})["scores"], (q @ k.T).float())
+    assert_near(attention(three(q, k, v), scale=1.0, scores={"stage": "scaled"})["scores"], q @ k.T)
 
 
 def test_row_16_the_jacobian_of_softmax(attention):
@@ -444,15 +446,11 @@ TWELVE = torch.arange(1.0, 13.0, dtype=torch.float64).view(3, 4)
     ids=["unscaled", "scaled"],
 )
 def test_example_b_is_one_hot_scaled_or_not(attention, scale, rows):
-    """x = 1 … 12: both softmaxes are one-hot; `scale` ½ does not smooth them.
-
-    `weights` are float32, where 4.6e-91 is 0; the figures are read from the output over values that are an identity.
-    """
+    """x = 1 … 12: both softmaxes are one-hot; `scale` ½ does not smooth them."""
     products = attention(three(TWELVE), scale=1.0, scores={"stage": "scaled"})["scores"]
     assert products.tolist() == [[30, 70, 110], [70, 174, 278], [110, 278, 446]]
     found = exact_weights(attention, TWELVE, TWELVE, scale=scale)
     np.testing.assert_allclose(found[: len(rows)], rows, rtol=2e-2)
-    assert_near(attention(three(TWELVE), scale=scale, weights=HEADS)["weights"], found)
     assert exact_weights(attention, TWELVE, TWELVE, scale=0.5)[0, 2] == pytest.approx(0.99999999794, abs=1e-11)
 
 

@@ -149,6 +149,21 @@ async def test_a_masked_row_is_zero_counted_or_refused(service):
     assert (refused.status_code, refused.json()["code"]) == (422, "masked_row")
 
 
+@in_service()
+async def test_a_blocked_key_whose_score_is_beyond_float32_changes_nothing(service):
+    body = {"query": [[1e20]], "value": [[1.0], [5.0]], "masks": [{"kind": "lengths", "values": 1}]}
+    wide = {"dtype": "float64", "shape": [2, 1], "data": [0.0, 1e300]}
+    for fields in (
+        {"key": [[0.0], [1e20]]},
+        {"key": wide},
+        {"key": [[0.0], [1.0]], "value": {**wide, "data": [1.0, 1e300]}},
+    ):
+        asked = {**body, **fields, "weights": "heads", "lse": True}
+        found = (await service.client.post(URL, json=asked)).json()
+        assert [found[name] for name in ("output", "weights", "lse")] == [[[1.0]], [[1.0, 0.0]], [0.0]]
+        assert found["masked_rows"] == 0
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 @in_service()
 async def test_the_answer_has_the_dtype_of_the_query(service, dtype):

@@ -13,7 +13,7 @@ import pytest
 from torch.utils import backend_registration
 
 ROOT = Path(__file__).parents[2]
-UNIT = ("engine", "layer", "masks", "attention_weights", "scaled_dot_product", "gpu")
+UNIT = ("engine", "layer", "masks", "attention_weights", "scaled_dot_product", "blocked_positions", "gpu")
 # Those whose tensors are computed. `wire/` alone tells the axes of masks, and `batching/` what a full queue refuses.
 INTEGRATION = (
     "attend",

@@ -1,7 +1,6 @@
 """Command line: `attention attend | sdpa | show | compare | golden`.
 
-Invariants: A ServiceError prints one line on stderr and exits with code 1, never a traceback. A name that is not UTF-8 is printed
-with backslash escapes.
+Invariants: A ServiceError prints one line on stderr and exits with code 1, never a traceback.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from attention_client.cli.commands import attend, compare, golden, sdpa, show
+from attention_client.cli.terminal import complain
 from attention_client.errors import ServiceError
 
 # Typer does not export its copy of click; the base class of BadParameter is click's UsageError.
@@ -35,10 +35,22 @@ EXAMPLES = {
         "--query q.npy --key k.npy --value v.npy --layout bhld --causal bottom_right --out output.npy",
         '--request body.json --mask "lengths values=[3,5]" --scores masked --lse --json',
     ),
-    "show": ('minilm-l3 --query q.npy --head 2 --tokens "the cat sat"', "--weights answer.npz --sequence 1"),
+    "show": (
+        'minilm-l3 --query q.npy --head 2 --tokens "the cat sat"',
+        "--weights answer.npz --sequence 1 --svg head.svg",
+    ),
     "compare": ("case.safetensors", "case.safetensors --scale 0.125"),
     "golden": ("--out vectors", "--out vectors --seed 7"),
 }
+# In the help of `show`; a test draws it.
+DRAWING = """
+minilm-l3, head 2
+    the cat sat strongest
+the 100  0   0  the 1.000
+cat 33  67   0  cat 0.667
+sat 12  55  33  cat 0.550
+weights in hundredths; brighter = stronger"""
+show.__doc__ = f"{show.__doc__}\n\nRows are queries, columns are keys:\n\n\b{DRAWING}"
 for command in (attend, sdpa, show, compare, golden):
     examples = "\n\n".join(f"attention {command.__name__} {example}" for example in EXAMPLES[command.__name__])
     app.command(epilog=f"Examples:\n\n{examples}")(command)
@@ -61,6 +73,7 @@ def _common(
 
 def main() -> None:
     warnings.filterwarnings("ignore", ".* encountered in ", RuntimeWarning)  # NumPy's, of numbers that are not finite
+    warnings.showwarning = lambda message, *_, **__: complain(f"warning: {message}")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr
     try:
@@ -68,17 +81,17 @@ def main() -> None:
     except USAGE_ERROR as error:
         # Typer would print a box of several lines. Without arguments it has printed its help already.
         if message := error.format_message():
-            typer.echo(f"attention: {message}", err=True)
+            complain(message)
         raise SystemExit(2) from None
     except (ServiceError, MemoryError) as error:
-        typer.echo(f"attention: {getattr(error, 'message', 'the memory does not suffice')}", err=True)
+        complain(getattr(error, "message", "the memory does not suffice"))
         raise SystemExit(1) from None
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
         # Python writes the rest of stdout at its end, which would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        typer.echo(f"attention: a write failed: {error.strerror}", err=True)
+        complain(f"a write failed: {error.strerror}")
         raise SystemExit(1) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None

@@ -4,12 +4,29 @@ from __future__ import annotations
 
 import base64
 import json
+import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from attention_client.errors import InvalidInput
+from attention_client.masks import given
+
+
+class Asked(NamedTuple):
+    """A request body; `options` has the words of the command line that give a field, by the field's name in an error."""
+
+    body: dict[str, Any]
+    options: dict[str, str]
+
+
+def by_option(message: str, options: Mapping[str, str]) -> str:
+    """Return an error's message in which the words of the command line stand for fields: where a clause begins, or after "in"."""
+    fields = "|".join(re.escape(name) for name in sorted(options, key=len, reverse=True))
+    place = rf"(?:^|(?<=[,;] )|(?<= in )|(?<=dtype of ))({fields})(?![\w\]])(\.(?=\w))?"
+    return re.sub(place, lambda found: options[found[1]] + ": " * bool(found[2]), message) if options else message
 
 
 def request_body(
@@ -18,32 +35,36 @@ def request_body(
     causal: str | None,
     masks: list[str] | None,
     weights: str | None = None,
-) -> dict[str, Any]:
-    """Return the request body: that of the file `request` or one of the arrays in `files`, plus the masks and the weights.
+    others: Mapping[str, Any] | None = None,
+) -> Asked:
+    """Return the request: that of the file `request` or one of the arrays in `files`, plus masks, weights and `others`.
 
-    Raises InvalidInput unless exactly one of the two is given.
+    None leaves one of the others to the file. Raises InvalidInput unless either a file or a query is given.
     """
-    given = {name: path for name, path in files.items() if path is not None}
-    if given if request is not None else "query" not in given:
+    arrays = {name: path for name, path in files.items() if path is not None}
+    if arrays if request is not None else "query" not in arrays:
         raise InvalidInput("give either --query FILE.npy, perhaps with --key and --value, or --request FILE.json")
     body = {} if request is None else _json(request)
-    body |= {name: tensor_field(load_array(path)) for name, path in given.items()}
-    added = [_fields("kind", text) for text in masks or ()]
+    body |= {name: tensor_field(load_array(path)) for name, path in arrays.items()} | given(**others or {})
+    fields = {**files, **(others or {})} if request is None else given(**others or {})
+    options = {name: f"--{name.replace('_', '-')}" for name in fields}
+    added = [(_fields("--mask", "kind", text), f'--mask "{text}"') for text in masks or ()]
     if causal is not None:
-        added.append({"kind": "causal", "align": causal})
+        added.append(({"kind": "causal", "align": causal}, "--causal"))
     if added:
         found = body.get("masks", [])
         if not isinstance(found, list):
-            raise InvalidInput("masks must be a list")
-        body["masks"] = [*found, *added]
+            raise InvalidInput(f"masks in {request} must be a list")
+        options |= {f"masks[{place}]": words for place, (_, words) in enumerate(added, len(found))}
+        body["masks"] = [*found, *(mask for mask, _ in added)]
     if weights is not None:
-        body["weights"] = _fields("form", weights)
+        body["weights"], options["weights"] = _fields("--weights", "form", weights), "--weights"
     if body.get("encoding") in (None, "list"):  # how the answer writes its arrays: base64 keeps every digit
         body["encoding"] = "base64"
-    return body
+    return Asked(body, options)
 
 
-def _fields(first: str, text: str) -> dict[str, Any]:
+def _fields(option: str, first: str, text: str) -> dict[str, Any]:
     """Return the object that an option gives as one word and name=value pairs; the service checks the names and values.
 
     A value that is not JSON is text; for `values` it is the path of an array's file.
@@ -54,7 +75,7 @@ def _fields(first: str, text: str) -> dict[str, Any]:
         is_first = not found
         if is_first == bool(sign) or name in found:  # the first word alone has no "="
             raise InvalidInput(
-                f'"{word}" is not understood: write a {first} and then name=value, each once, with blanks between them'
+                f'{option}: "{word}" is not understood: write a {first} and then name=value, each once, with blanks between them'
             )
         if is_first:
             found[first] = word
@@ -64,7 +85,7 @@ def _fields(first: str, text: str) -> dict[str, Any]:
         except (ValueError, RecursionError):
             found[name] = tensor_field(load_array(Path(value))) if name == "values" else value
     if not found:
-        raise InvalidInput(f"the {first} is missing")
+        raise InvalidInput(f"{option}: the {first} is missing")
     return found
 
 

@@ -8,16 +8,18 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import typer
+from rich.highlighter import JSONHighlighter
 
 from attention_client.answer import EXTRAS
 from attention_client.arrays import VALUES, bits_dtype
-from attention_client.cli.terminal import console
+from attention_client.cli.arguments import by_option
+from attention_client.cli.terminal import Screen, printable
 from attention_client.errors import BadAnswer, ClientError, ConnectionFailed, InvalidInput, ServiceError
 from attention_client.options import without_password
 from attention_client.sync_client import Client
@@ -56,20 +58,21 @@ class Reply(NamedTuple):
             self._write(out)
         if as_json:
             lists = {name: _lists(array) for name, array in self.arrays.items()}
-            typer.echo(_json_text(lists | self.facts))
+            typer.echo(printable(_json_text(lists | self.facts)))
             return
-        screen = console()
+        screen = Screen()
         for name, array in self.arrays.items():
             screen.print(f"{name} {_about(array)}")
-        screen.print_json(data=self.facts)
+        lines = json.dumps(self.facts, indent=2, ensure_ascii=False).split("\n")
+        screen.print(JSONHighlighter()("\n".join(map(printable, lines))), soft_wrap=True)
         if out is not None:
-            what = "the output alone is " if out.suffix == ".npy" and len(self.arrays) > 1 else ""
+            what = "the output alone is " if out.suffix.lower() == ".npy" and len(self.arrays) > 1 else ""
             screen.print(f"{what}written to {out}", soft_wrap=True)
 
     def _write(self, out: Path) -> None:
         try:
             with out.open("wb") as file:
-                if out.suffix == ".npy":
+                if out.suffix.lower() == ".npy":
                     np.save(file, self.arrays["output"], allow_pickle=False)
                 else:
                     np.savez(file, allow_pickle=False, **self.arrays)
@@ -78,14 +81,16 @@ class Reply(NamedTuple):
 
 
 Ask: TypeAlias = Callable[[str | None, dict[str, Any]], Reply]
+# What --out writes: the output alone, or all arrays.
+SUFFIXES = (".npy", ".npz")
 
 
 @contextlib.contextmanager
-def asking(url: str | None, api_key: str | None = None) -> Iterator[Ask]:
+def asking(url: str | None, api_key: str | None = None, options: Mapping[str, str] | None = None) -> Iterator[Ask]:
     """Yield a function that sends one body after another, over one client; without a `url` to the service of this machine.
 
     Layer None is attention on the body's own tensors. The function raises ClientError with the service's message, or with
-    that of the client.
+    that of the client, in which `options` replace the fields that they gave.
     """
     try:
         # One attempt: a user at a terminal sees the error at once and can retry.
@@ -99,7 +104,9 @@ def asking(url: str | None, api_key: str | None = None) -> Iterator[Ask]:
     except ServiceError as error:
         known = f"{error.status} {error.code}: " if error.status else ""
         is_nobody_there = isinstance(error, ConnectionFailed) and not error.status and not url
-        raise ClientError(known + error.message + (_REMEDY if is_nobody_there else "")) from None
+        raise ClientError(
+            known + by_option(error.message, options or {}) + (_REMEDY if is_nobody_there else "")
+        ) from None
 
 
 def _reply(found: dict[str, Any]) -> Reply:
@@ -114,8 +121,8 @@ def _reply(found: dict[str, Any]) -> Reply:
     fields |= {name: found[name] for name in EXTRAS if found.get(name) is not None}
     facts = {name: value for name, value in found.items() if name not in ("output", "weights", *EXTRAS)}
     try:
-        _json_text(facts).encode()
-    except ValueError:  # a number or a text that the command could not print
+        json.dumps(facts, ensure_ascii=False, allow_nan=False, indent=2).encode()
+    except (ValueError, RecursionError):  # a number, a text or a depth that the command could not print
         raise BadAnswer(_FOREIGN) from None
     return Reply({name: _array(field) for name, field in fields.items()}, facts)
 
@@ -126,6 +133,8 @@ def _array(field: Any) -> np.ndarray:
         case {"dtype": str(name), "shape": list(shape), "data": str(data)} if name in VALUES:
             with contextlib.suppress(TypeError, ValueError, OverflowError):
                 bits = np.frombuffer(base64.b64decode(data), bits_dtype(name)).reshape(shape)
+                if [*bits.shape] != shape:  # NumPy takes -1 for what is left
+                    raise BadAnswer(_FOREIGN)
                 # NumPy has no bfloat16; a float32 with the same upper bits is the same number.
                 return (bits.astype("<i4") << 16).view("<f4") if name == "bfloat16" else bits
     raise BadAnswer(_FOREIGN)

@@ -47,7 +47,7 @@ def read_case(path: Path) -> CaseFile:
             del request["masks"], request["lse"]
     except OSError as error:
         raise InvalidInput(f"{path} cannot be read: {error.strerror}") from None
-    except (LookupError, TypeError, ValueError):
+    except (LookupError, TypeError, ValueError, RecursionError):
         raise InvalidInput(f"{path} is not a readable safetensors file with JSON in the metadata request") from None
     if not isinstance(request, dict):
         raise InvalidInput(f"the metadata request of {path} must be a JSON object")
@@ -73,7 +73,7 @@ def _can_fix(name: str, value: Any) -> bool:
         case "layout", str():
             return value == "packed" or any(value in known for known in LAYOUTS.values())
         case "scale" | "softcap", int() | float():
-            return value != 0
+            return value != 0 and abs(value) <= 1e300  # noqa: PLR2004 (none is NaN, infinite or an integer that no float holds)
     return False
 
 

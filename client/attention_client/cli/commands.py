@@ -7,21 +7,52 @@ before it is asked.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
 from attention_client.cli.arguments import request_body
-from attention_client.cli.asking import asking
+from attention_client.cli.asking import SUFFIXES, URL, asking
 from attention_client.cli.case_file import errors, read_case, tolerance, widened
 from attention_client.cli.golden_vectors import VECTORS, golden_of
 from attention_client.cli.heat_map import asked_head, print_map, stored_head
 from attention_client.cli.readings import found_in, readings_of
-from attention_client.cli.terminal import console
+from attention_client.cli.terminal import Screen, progress
 from attention_client.errors import ClientError, InvalidInput
-from attention_client.masks import given
+from attention_client.options import ClientOptions
+
+
+def with_suffix(*suffixes: str) -> Callable[[typer.CallbackParam, Path | None], Path | None]:
+    def check(param: typer.CallbackParam, path: Path | None) -> Path | None:
+        if path is not None and path.suffix.lower() not in suffixes:
+            raise InvalidInput(f"{param.opts[0]} {path}: the file must end with {' or '.join(suffixes)}")
+        return path
+
+    return check
+
+
+def for_client(ctx: typer.Context, param: typer.CallbackParam, value: str | None) -> str | None:
+    """Refuse an address or a key that no client takes, by the name of the option or the variable that gave it."""
+    options = {name: ctx.params[name] for name in ("url", "api_key") if ctx.params.get(name) is not None}
+    try:
+        ClientOptions(**options | ({} if value is None else {str(param.name): value}))
+    except InvalidInput as error:
+        names = {one.name: _given_by(ctx, one) for one in ctx.command.params}
+        raise InvalidInput(re.sub(r"\b(url|api_key)\b", lambda found: names[found[0]], error.message)) from None
+    return value
+
+
+def _given_by(ctx: typer.Context, param: Any) -> str:
+    source = ctx.get_parameter_source(param.name)
+    return str(param.envvar if source is not None and source.name == "ENVIRONMENT" else param.opts[0])
+
+
+# The service's words about the list of heads that `show` makes of its one.
+HEAD = {"weights.heads must be a non-empty list of different numbers": "--head must be a number"}
 
 QueryFile = Annotated[Path | None, typer.Option("--query", help="query array, .npy: [L, d] or [B, L, d]")]
 KeyFile = Annotated[Path | None, typer.Option("--key", help="key array, .npy; default: the query")]
@@ -38,14 +69,24 @@ Weights = Annotated[
     str | None,
     typer.Option("--weights", help='return weights too: "heads", "mean" or "top_k k=3"; also heads=[0] queries=[0,1]'),
 ]
-Out = Annotated[Path | None, typer.Option("--out", help="write the output to this .npy, or all arrays to an .npz")]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", help="write the output to an .npy, or all arrays to an .npz", callback=with_suffix(*SUFFIXES)
+    ),
+]
+Picture = Annotated[
+    Path | None,
+    typer.Option("--svg", help="write a picture with axes and scale to this .svg", callback=with_suffix(".svg")),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="print the answer as JSON, with nested lists")]
 Url = Annotated[
     str | None,
-    typer.Option("--url", envvar="ATTENTION_URL", help="address of the service; default: http://127.0.0.1:8000"),
+    typer.Option("--url", envvar="ATTENTION_URL", help=f"address of the service; default: {URL}", callback=for_client),
 ]
 ApiKey = Annotated[
-    str | None, typer.Option("--api-key", envvar="ATTENTION_CLIENT_KEY", help="API key, if the service needs one")
+    str | None,
+    typer.Option("--api-key", envvar="ATTENTION_CLIENT_KEY", help="API key, if it needs one", callback=for_client),
 ]
 
 
@@ -64,9 +105,9 @@ def attend(
     api_key: ApiKey = None,
 ) -> None:
     """Send arrays through a layer, and print or save the answer."""
-    body = request_body(request, {"query": query, "key": key, "value": value}, causal, mask, weights)
-    with asking(url, api_key) as ask:
-        reply = ask(layer, body)
+    asked = request_body(request, {"query": query, "key": key, "value": value}, causal, mask, weights)
+    with asking(url, api_key, asked.options) as ask:
+        reply = ask(layer, asked.body)
     reply.report(out, as_json=as_json)
 
 
@@ -91,11 +132,11 @@ def sdpa(
     api_key: ApiKey = None,
 ) -> None:
     """Compute attention on arrays of your own, without a layer."""
-    body = request_body(request, {"query": query, "key": key, "value": value}, causal, mask, weights)
-    body |= given(layout=layout, num_heads=num_heads, num_kv_heads=num_kv_heads, scale=scale, softcap=softcap)
-    body |= given(scores=None if scores is None else {"stage": scores}, lse=lse or None)
-    with asking(url, api_key) as ask:
-        reply = ask(None, body)
+    others: dict[str, Any] = {"layout": layout, "num_heads": num_heads, "num_kv_heads": num_kv_heads, "scale": scale}
+    others |= {"softcap": softcap, "scores": None if scores is None else {"stage": scores}, "lse": lse or None}
+    asked = request_body(request, {"query": query, "key": key, "value": value}, causal, mask, weights, others)
+    with asking(url, api_key, asked.options) as ask:
+        reply = ask(None, asked.body)
     reply.report(out, as_json=as_json)
 
 
@@ -118,20 +159,23 @@ def show(
         str | None, typer.Option("--key-tokens", help="words of the key rows; default: --tokens")
     ] = None,
     legend: Annotated[bool, typer.Option("--legend", help="draw the marks * + . instead of colours")] = False,
+    svg: Picture = None,
     url: Url = None,
     api_key: ApiKey = None,
 ) -> None:
     """Draw one head's attention weights as a heat map."""
+    if legend and svg:
+        raise InvalidInput("--legend is of the terminal; --svg has its own scale")
     if (layer is None) == (weights is None) or (weights and any((query, key, value, request, causal, mask))):
         raise InvalidInput("give either a layer or --weights FILE, and arrays, a request and masks only with a layer")
     if weights is not None:
         drawn, title = stored_head(weights, sequence, head)
     else:
-        body = request_body(request, {"query": query, "key": key, "value": value}, causal, mask)
-        with asking(url, api_key) as ask:
-            drawn = asked_head(ask, layer, body, sequence, head or 0)
+        asked = request_body(request, {"query": query, "key": key, "value": value}, causal, mask)
+        with asking(url, api_key, asked.options | HEAD) as ask:
+            drawn = asked_head(ask, layer, asked.body, sequence, head or 0)
         title = f"{layer}, head {head or 0}"
-    print_map(drawn, tokens, key_tokens, title, use_legend=legend)
+    print_map(drawn, (tokens, key_tokens), title, svg, use_legend=legend)
 
 
 def compare(
@@ -151,11 +195,11 @@ def compare(
     """
     read = read_case(case)
     readings, output = readings_of(read, scale or []), read.tensors["output"]
-    with asking(url, api_key) as ask:
-        found = sorted(one for reading in readings for one in found_in(ask, reading, output.dtype))
+    screen = Screen()
+    with asking(url, api_key) as ask, progress("readings", screen) as counted:
+        found = sorted(one for reading in counted(readings) for one in found_in(ask, reading, output.dtype))
     limit = tolerance(widened(output), output.dtype)
     count = sum(one.absolute <= limit for one in found)
-    screen = console()
     screen.print(f"{case.name}, sha256 {read.sha256}", soft_wrap=True)
     screen.print(f"{count} of {len(found)} readings reproduce the {output.dtype} output within {limit:.3g}")
     table = Table("same", "max abs error", "max ULP", "reading", box=None, width=80)
@@ -183,9 +227,9 @@ def golden(
     made = [golden_of(vector, seed) for vector in VECTORS]
     for one in made:
         one.write(out, seed)
-    screen, shares = console(), []
-    with asking(url, api_key) as ask:
-        for one in made:
+    screen, shares = Screen(), []
+    with asking(url, api_key) as ask, progress(f"of {len(made)} vectors", screen) as counted:
+        for one in counted(made):
             vector, reply = one.vector, ask(None, one.body())
             lse_dtype = "float64" if vector.dtype == "float64" else "float32"
             for name, reference, dtype in (("output", one.output, vector.dtype), ("lse", one.lse, lse_dtype)):

@@ -1,7 +1,7 @@
 """Heat map: one head's attention weights, of an answer or a file, as a table in the terminal, labelled with words.
 
 Invariants: Only the weight decides a colour. The legend's bounds are exact: `*` above 0.5, `+` above 0.2, `.` above 0.05, blank
-otherwise.
+otherwise. All keys are drawn, on several pages if they must be, and each page counts its keys.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from attention_client.cli.arguments import load_array
 from attention_client.cli.asking import Ask
-from attention_client.cli.terminal import console
+from attention_client.cli.picture import svg
+from attention_client.cli.terminal import Screen, printable
 from attention_client.errors import InvalidInput
 
 LEGEND = ((0.5, "*"), (0.2, "+"), (0.05, "."))
@@ -56,52 +57,75 @@ def stored_head(path: Path, sequence: int, head: int | None) -> tuple[np.ndarray
     return table[sequence, head or 0], f"{path.name}, head {head or 0}" if has_heads else path.name
 
 
-def print_map(weights: np.ndarray, tokens: str | None, key_tokens: str | None, title: str, *, use_legend: bool) -> None:
-    rows, columns = weights.shape
+def print_map(
+    weights: np.ndarray, words: tuple[str | None, str | None], title: str, picture: Path | None, *, use_legend: bool
+) -> None:
+    """Draw the weights in the terminal, or write them to the SVG `picture`; `words` are those of queries and of keys."""
+    (tokens, key_tokens), (rows, columns), title = words, weights.shape, printable(title)
     queries = _words(tokens, rows, "--tokens")
     keys = _words(key_tokens, columns, "--key-tokens") if key_tokens or rows != columns else queries
-    screen = console()
+    screen = Screen()
+    if picture is not None:
+        try:
+            picture.write_text(svg(weights, queries, keys, title), encoding="utf-8")
+        except OSError as error:
+            raise InvalidInput(f"{picture} cannot be written: {error.strerror}") from None
+        screen.print(f"{title}: {rows} queries and {columns} keys, written to {picture}", soft_wrap=True)
+        return
     screen.print(draw(weights, queries, keys, title=title, use_legend=use_legend, width=screen.width))
 
 
 def _words(text: str | None, count: int, option: str) -> list[str]:
-    words = [str(i) for i in range(count)] if text is None else text.split()
+    words = [str(i) for i in range(count)] if text is None else [_cut(printable(word), 60) for word in text.split()]
     if len(words) != count:
         raise InvalidInput(f"{option} has {len(words)} words for {count} rows")
     return words
 
 
+def _cut(word: str, cells: int) -> str:
+    return word if cell_len(word) <= cells else f"{set_cell_size(word, cells - 1).rstrip()}…"
+
+
+def _numbered(words: Sequence[str], width: int) -> list[str]:
+    return [str(n) if word == str(n) else f"{n} {_cut(word, width // 4)}" for n, word in enumerate(words)]
+
+
 def draw(
     weights: np.ndarray, queries: Sequence[str], keys: Sequence[str], *, title: str, use_legend: bool, width: int = 80
 ) -> RenderableType:
-    """Return a table of one head's weights [L, S]: a row per query word with its strongest key, a column per key word.
+    """Return one head's weights [L, S] as tables: a row per query word with its strongest key, a column per key word.
 
     The column headers are words if all columns fit into `width` terminal cells beside the rows' words and the strongest keys.
-    Else they are numbers, and the columns that have no room follow in further tables.
+    Else they are numbers, and the columns that have no room follow on further pages, which say which keys they show.
     """
     assert weights.shape == (len(queries), len(keys)), "a word for every row and column. This is a bug."
-    key_widths, num_shown = [cell_len(key) for key in keys], len(keys)
-    room = width - max(max(key_widths) + len(" 0.000"), len("strongest")) - 2
+    heads, num_shown = list(keys), len(keys)
+
+    def room() -> int:
+        return width - max(max(map(cell_len, keys)) + len(" 0.000"), len("strongest")) - max(map(cell_len, queries)) - 2
+
+    if sum(max(3, cell_len(key)) + 1 for key in keys) > room():
+        queries, keys, heads = _numbered(queries, width), _numbered(keys, width), [str(n) for n in range(len(keys))]
+        num_shown = max(1, room() // (max(3, len(heads[-1])) + 1))
     best = [int(np.argmax(row)) for row in weights]
     strongest = [f"{keys[i]} {row[i]:.3f}" if row[i] > 0 else "-" for i, row in zip(best, weights, strict=True)]
-    if max(map(cell_len, queries)) + sum(max(3, key_width) + 1 for key_width in key_widths) > room:
-        queries = [f"{number} {word}" for number, word in enumerate(queries)]
-        num_shown = max(1, (room - max(map(cell_len, queries))) // (max(3, len(str(num_shown - 1))) + 1))
-        keys = [str(number) for number in range(len(keys))]
-    tables = []
+    pages: list[RenderableType] = [Text(title, style="italic")] if title else []
     for first in range(0, len(keys), num_shown):
-        table = Table(title=None if first else title, box=None, padding=(0, 1, 0, 0), show_edge=False)
+        shown = range(first, min(first + num_shown, len(keys)))
+        if len(shown) < len(keys):
+            pages.append(Text(f"keys {shown[0]}–{shown[-1]} of {len(keys)}", style="bold"))
+        table = Table(box=None, padding=(0, 1, 0, 0), show_edge=False)
         table.add_column("", justify="right", no_wrap=True)
-        for key in keys[first : first + num_shown]:
-            table.add_column(Text(key), justify="center", no_wrap=True, min_width=3)
+        for place in shown:
+            table.add_column(Text(heads[place]), justify="center", no_wrap=True, min_width=3)
         table.add_column("strongest", no_wrap=True)
-        for word, row, text in zip(queries, weights, strongest, strict=True):
-            cells = (Text(legend_mark(w)) if use_legend else _cell(float(w)) for w in row[first : first + num_shown])
-            table.add_row(Text(word), *cells, Text(text))
-        tables.append(table)
+        for word, row, i, text in zip(queries, weights, best, strongest, strict=True):
+            cells = (Text(legend_mark(w)) if use_legend else _cell(float(w)) for w in row[first : shown.stop])
+            table.add_row(Text(word), *cells, Text(text if i in shown or text == "-" else "elsewhere"))
+        pages.append(table)
     marks = "   ".join(f"{mark} > {bound}" for bound, mark in LEGEND)
     note = marks if use_legend else "weights in hundredths; brighter = stronger"
-    return Group(*tables, Text(note, style="dim"))
+    return Group(*pages, Text(note, style="dim"))
 
 
 def _cell(weight: float) -> Text:

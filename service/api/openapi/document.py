@@ -52,7 +52,8 @@ _TAGS = {
 _DESCRIPTION = (
     "Sends query, key and value through one multi-head attention layer, batched with other requests; the bits of the "
     "answer do not depend on them. `query` is `[L, d]` or `[B, L, d]`; `key` defaults to `query`, `value` to `key`. Tensors are "
-    "nested lists (float32) or objects with `dtype`, `shape` and `data` (base64 of little-endian bytes, or a flat list).\n\n"
+    "nested lists (float32) or objects with `dtype`, `shape` and `data` (base64 of little-endian bytes, or a flat list). The "
+    "output has the dtype of the query. Weights are float32, or float64 of a float64 query, which computes in float64.\n\n"
     "Binary form: one safetensors file with the tensors `query`, `key`, `value`, `masks.<i>.values`; its metadata has one key, "
     "`request`: the JSON of the other fields. The answer is then safetensors too (`output`, `weights` …, the other fields in the "
     "metadata's `response`), with the same bits. `Accept` requests the other form."
@@ -66,7 +67,8 @@ _ATTENTION_DESCRIPTION = (
     "query. `past_key` and `past_value` (`[Hkv, P, d]`, with B in front of a batch) stand before `key` and `value`.\n\n"
     "`scores` returns the scores of a `stage`: `scaled`, `capped` (after the softcap) or `masked`. `lse` is their natural "
     "log-sum-exp. A row that may attend to nothing gives zeros, and its lse is the sink, or `-inf`. With `sinks` the weights of "
-    "a row sum to less than 1. float64 computes in float64, every other dtype in float32; the answer has the query's dtype.\n\n"
+    "a row sum to less than 1. float64 computes in float64, every other dtype in float32; the output has the query's "
+    "dtype, and weights, scores and lse are float32, or float64 of a float64 query.\n\n"
     "Masks, weights, headers and the safetensors form are those of a layer's attend route."
 )
 _INFER_DESCRIPTION = (

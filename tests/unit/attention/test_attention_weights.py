@@ -38,6 +38,7 @@ heads_wanted = WeightsWanted("heads")
 def attention_weights(heads, mask, scale, wanted: WeightsWanted):
     """The weights that `attend_with_weights` returns beside the output, without the B axis."""
     found = attend_with_weights(heads, mask, scale, wanted)[1]
+    assert found is not None
     return TopK(*(part[0] for part in found)) if isinstance(found, TopK) else found[0]
 
 

@@ -1,5 +1,8 @@
 """The file of results holds samples; a part gets more rounds of the same, or is replaced as a whole."""
 
+import io
+import sys
+
 import pytest
 
 from benchmarks.__main__ import Group, run
@@ -98,3 +101,13 @@ def test_an_unexpected_failure_ends_its_round_and_not_the_run(tmp_path):
     run_rounds(path, tmp_path, group("w1", failing_round=0), rounds=2)
     found = load(path)["w1"].samples
     assert [x.get("failed", x.get("tok_s")) for x in found] == [10, "SubjectFailed('no answer')", 20]
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_only_a_terminal_shows_which_round_is_measured(tmp_path, monkeypatch, is_terminal):
+    shown = io.StringIO()
+    monkeypatch.setattr(shown, "isatty", lambda: is_terminal)
+    monkeypatch.setattr(sys, "stderr", shown)
+    run_rounds(tmp_path / "r.json", tmp_path, group("w1"), rounds=2)
+    assert ("\x1b[Kw1: round 2 of 2 …\r" in shown.getvalue()) == is_terminal
+    assert ("\x1b" in shown.getvalue()) == is_terminal

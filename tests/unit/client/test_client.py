@@ -142,6 +142,17 @@ def test_a_request_is_one_safetensors_body_with_its_other_fields_in_metadata(fac
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("url", "asked"), [("http://x:1/", "http://x:1"), ("http://x:1//", "http://x:1"), ("http://x/attention/", "http://x/attention")]
+)  # fmt: skip
+def test_an_address_may_end_with_a_slash(face, url, asked):
+    service = Answering()
+    client = face(service, url=url)
+    client.attend("small", X)
+    assert client.is_ready()
+    assert [str(request.url) for request in service.seen] == [f"{asked}/v1/layers/small/attend", f"{asked}/readyz"]
+
+
 def test_a_plain_request_has_no_field_at_all(face):
     service = Answering()
     face(service).attend("small", X)

@@ -39,7 +39,24 @@ def test_the_error_shows_the_address_without_a_password(url, shown):
     assert raised.value.message == f"url must be like http://127.0.0.1:8000, without a query, not {shown}"
 
 
-@pytest.mark.parametrize("url", ["http://x", "https://x:1", "http://[::1]:65535/attention/", "http://me:pass@x:80"])
+@pytest.mark.parametrize(
+    ("url", "path", "address"),
+    [("http://x:8000/v1", "/v1", "http://x:8000"), ("http://x/v1/", "/v1", "http://x"), ("http://x//v2//", "/v2", "http://x"),
+     ("https://x/attention/v1", "/v1", "https://x/attention"), ("http://me:pa@x/docs", "/docs", "http://x"),
+     ("http://x/V1", "/V1", "http://x"),
+     ("http://x/v1/layers/small/attend", "/v1/layers/small/attend", "http://x"), ("http://x/healthz", "/healthz", "http://x"),
+     ("http://x/openapi.json", "/openapi.json", "http://x"), ("http://x/v2/models/small/infer", "/v2/models/small/infer", "http://x")],
+)  # fmt: skip
+def test_an_address_with_a_route_is_answered_with_the_address_without_it(url, path, address):
+    with pytest.raises(InvalidInput) as raised:
+        ClientOptions(url)
+    assert raised.value.message == f"url: give the address without {path}, like {address}"
+
+
+@pytest.mark.parametrize(
+    "url", ["http://x", "http://x/", "http://x//", "https://x:1", "http://[::1]:65535/attention/", "http://me:pass@x:80", "http://x/v1x",
+            "http://v1/", "http://x/v1/tenant"],
+)  # fmt: skip
 def test_a_valid_address_is_accepted(url):
     assert ClientOptions(**{**QUICK, "url": url}).url == url
 

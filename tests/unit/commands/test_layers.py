@@ -187,6 +187,21 @@ def test_the_pairs_of_a_map_may_be_written_in_every_usual_way(run_command, tmp_p
     assert run_command("check", "--map", *MAP, "mine", path, "--heads", heads)[1].endswith("the same digest: parity\n")
 
 
+def test_ignored_keys_are_left_out_by_import_and_check(run_command, tmp_path):
+    """An option for each key, before or behind the pairs of a map."""
+    extra = {"m.q_norm.weight": random(4), "m.k_norm.weight": random(4)}
+    path, ask = file(tmp_path, {**linears("m.", *"abcd", width=12), **extra}), ("--heads", 3, "--map", *MAP)
+    code, out, err = run_command("import", path, "--name", "mine", *ask, "--ignore", "m.q_norm.weight")
+    assert (code, out) == (1, "")
+    assert err.endswith(
+        "the module has keys that the map does not name "
+        "(--ignore KEY, once for each, leaves out what does not change attention): 'm.k_norm.weight'\n"
+    )
+    both = [word for key in extra for word in ("--ignore", key)]
+    assert run_command("import", path, "--name", "mine", *both, *ask)[0] == 0
+    assert run_command("check", "mine", path, *ask, *both)[1].endswith("the same digest: parity\n")
+
+
 @pytest.mark.parametrize(("width", "heads"), SIZES)
 def test_a_fused_key_is_named_once(run_command, tmp_path, width, heads):
     path = file(tmp_path, {"m.in.weight": random(3 * width, width), "m.out.weight": random(width, width)})

@@ -76,7 +76,7 @@ def save_safetensors(path: Path, tensors: dict[str, torch.Tensor]) -> Path:
     return path
 
 
-def save_directory(path: Path, tensors: dict[str, torch.Tensor], config: dict[str, object] | None = None) -> Path:
+def save_directory(path: Path, tensors: dict[str, torch.Tensor], config: Mapping[str, object] | None = None) -> Path:
     path.mkdir(exist_ok=True)
     save_safetensors(path / "model.safetensors", tensors)
     if config is not None:

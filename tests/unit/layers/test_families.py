@@ -22,7 +22,7 @@ def test_every_entry_of_the_table_gives_a_layer(family):
     assert {*family.anchors, *family.needs} <= family.parts.keys()
     assert family.anchors
     assert all(set(group) <= family.parts.keys() for group in family.optional)
-    assert all(key.startswith(family.scope) for key in (*family.parts, *family.ignored, *family.refused))
+    assert all(key.startswith(family.scope) for key in (*family.parts, *family.ignored))
 
 
 def test_the_table_has_the_families_of_the_articles_and_of_the_field():

@@ -34,7 +34,7 @@ def test_a_transformer_of_torch_is_imported_by_prefix(tmp_path):
     weight = model.decoder.layers[1].multihead_attn.in_proj_weight
     assert torch.equal(torch.cat([layer.tensors[f"{name}.weight"] for name in ("query", "key", "value")]), weight)
     assert layer.source == "x.safetensors decoder.layers.1.multihead_attn (torch-mha)"
-    assert "it has 3 attention layers" in refused_import(path, heads=2, layer=1)
+    assert "layer 1 has 3 attentions; choose one with --prefix P" in refused_import(path, heads=2, layer=1)
     assert torch.equal(import_layer(path, name="x", heads=2, prefix="encoder", layer=0).tensors["output.bias"],
                        model.encoder.layers[0].self_attn.out_proj.bias)  # fmt: skip
 
@@ -97,14 +97,42 @@ def test_the_sources_dtype_and_bits_are_kept(tmp_path, dtype):
     assert torch.equal(layer.tensors["key.bias"], tensors["bert.encoder.layer.0.attention.self.key.bias"])
 
 
+@pytest.mark.parametrize(
+    ("weights", "biases", "stored"),
+    [
+        (torch.bfloat16, torch.float32, torch.float32),
+        (torch.float32, torch.bfloat16, torch.float32),
+        (torch.float16, torch.bfloat16, torch.float32),
+        (torch.float32, torch.float64, torch.float64),
+    ],
+    ids=str,
+)
+def test_mixed_dtypes_become_the_one_that_holds_all_values_exactly(tmp_path, weights, biases, stored):
+    tensors = {key: value.to(biases if key.endswith("bias") else weights) for key, value in bert(1).items()}
+    layer = imported(tmp_path, tensors, heads=2)
+    assert layer.dtype == stored
+    for kind in ("weight", "bias"):
+        source = tensors[f"bert.encoder.layer.0.attention.self.key.{kind}"]
+        assert torch.equal(layer.tensors[f"key.{kind}"].double(), source.double())
+
+
+def test_a_key_unknown_to_a_family_can_be_ignored(tmp_path):
+    """Only the one that is named."""
+    extra = {f"bert.encoder.layer.0.attention.self.{name}": random(3) for name in ("query.lora_A.weight", "gate")}
+    path = save_safetensors(tmp_path / "x.safetensors", {**bert(1), **extra})
+    first, second = extra
+    assert refused_import(path, heads=2).endswith(f"): {second!r}, {first!r}")
+    assert refused_import(path, heads=2, ignore=[first]).endswith(f"): {second!r}")
+    assert import_layer(path, name="x", heads=2, ignore=[first, second])
+
+
 def test_impossible_weights_are_refused_by_name(tmp_path):
-    """NaN, mixed and integer dtypes in the chosen layer; those of another layer do not count."""
+    """NaN and integers in the chosen layer; those of another layer do not count."""
     tensors = bert(2)
     key = "bert.encoder.layer.1.attention.self.key."
     path = tmp_path / "x.safetensors"
     for changed, why in (
         ({f"{key}weight": torch.full((8, 8), math.nan)}, "'key.weight' holds NaN or infinity"),
-        ({f"{key}bias": random(8, dtype=torch.float64)}, "mix the dtypes F32, F64"),
         ({f"{key}bias": torch.zeros(8, dtype=torch.int8)}, f"'{key}bias' holds I8"),
     ):
         save_safetensors(path, {**tensors, **changed})
@@ -143,12 +171,22 @@ def test_a_config_may_ask_big_bird_for_dense_attention(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["[]", "", "{", '{"a": 1, "a": 2}', '{"a": NaN}', "\ufeff{}", "[" * 100_000, '{"num_attention_heads": "2"}']
+    "text", ["[]", "", "{", '{"a": 1, "a": 2}', '{"a": nan}', "\ufeff{}", "[" * 100_000, '{"num_attention_heads": "2"}']
 )
 def test_a_broken_config_is_refused(tmp_path, text):
     path = save_directory(tmp_path / "d", bert(1))
     (path / "config.json").write_text(text)
     assert refused_import(path).startswith("source 'd': ")
+
+
+@pytest.mark.parametrize("number", ["Infinity", "-Infinity", "NaN", "1e999", "1" + "0" * 5000, "-" + "9" * 20])
+def test_a_config_may_have_numbers_beyond_json(tmp_path, number):
+    """Python writes them: `"attention_window": Infinity`."""
+    path = save_directory(tmp_path / "d", bert(1))
+    (path / "config.json").write_text(f'{{"num_attention_heads": 2, "window": {number}}}')
+    assert import_layer(path, name="x").spec.num_heads == 2
+    (path / "config.json").write_text(f'{{"num_attention_heads": {number}}}')
+    assert "must be a whole number" in refused_import(path)
 
 
 def test_the_name_is_checked_before_the_source_is_opened(tmp_path):

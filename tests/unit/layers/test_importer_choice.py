@@ -61,9 +61,25 @@ def test_several_layers_are_listed_with_the_options_that_select():
         "it has 6 attention layers; choose one with --layer N or --prefix P: 'head', 'decoder.0.att"
     )
     assert message.endswith("and 2 more")
-    assert refused(layer=0).startswith("it has 3 attention layers")
+    assert refused(layer=0).startswith("layer 0 has 3 attentions; choose one with --prefix P: 'decoder.0.attn', '")
     assert refused(prefix="decoder").startswith("it has 3 attention layers")
     assert "and 9996 more" in refused([f"{'x' * 1000}.{i}." for i in range(10_000)])
+
+
+def test_two_attentions_of_one_layer_are_named_as_the_option_takes_them():
+    """A decoder's self-attention and cross-attention; `--layer` cannot choose between them."""
+    decoder = [f"decoder.layers.{i}.{name}." for i in (0, 1) for name in ("self_attn", "multihead_attn")]
+    for how in ({"layer": 0}, {"prefix": "decoder.layers.0"}, {"layer": 0, "prefix": "decoder"}):
+        assert refused(decoder, **how) == (
+            "layer 0 has two attentions: --prefix 'decoder.layers.0.multihead_attn' or --prefix 'decoder.layers.0.self_attn'"
+        )
+    assert chosen(decoder, prefix="decoder.layers.0.self_attn") == "decoder.layers.0.self_attn."
+    assert chosen(decoder, prefix="decoder.layers.0.self_attn", layer=0) == "decoder.layers.0.self_attn."
+    deep = f"{'x' * 150}.layers.0."
+    assert f"--prefix '{deep}self_attn'" in refused([f"{deep}self_attn.", f"{deep}cross."])
+    assert refused(["self_attn.", "multihead_attn."]) == (
+        "it has two attentions: --prefix 'multihead_attn' or --prefix 'self_attn'"
+    )
 
 
 def test_a_prefix_means_whole_names():

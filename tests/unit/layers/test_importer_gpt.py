@@ -176,6 +176,6 @@ def test_rotary_keys_and_unknown_keys_of_the_module_are_refused(tmp_path):
     path = save_safetensors(tmp_path / "x.safetensors", tensors | {"h.0.attn.rotary_emb.inv_freq": random(2)})
     assert "'h.0.attn.rotary_emb.inv_freq': rotary layers are not served yet" in refused_import(path, heads=3)
     save_safetensors(path, tensors | {"h.0.attn.q_norm.weight": random(4)})
-    assert "unknown to the family nanogpt: 'h.0.attn.q_norm.weight'" in refused_import(path, heads=3)
+    assert refused_import(path, heads=3).endswith(": 'h.0.attn.q_norm.weight'")
     save_safetensors(path, tensors | {"h.0.attn.bias_k": random(12)})
-    assert "unknown to the family nanogpt: 'h.0.attn.bias_k'" in refused_import(path, heads=3)
+    assert refused_import(path, heads=3).endswith(": 'h.0.attn.bias_k'")

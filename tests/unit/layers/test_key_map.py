@@ -21,7 +21,7 @@ FUSED = {"qkv": "enc.0.mix.in.weight", "output": "enc.0.mix.out.weight"}
 
 
 def separate(width: int, *, bias: bool = True) -> dict[str, torch.Tensor]:
-    others = {"enc.0.mlp.weight": random(width, width), "enc.0.mix.norm.weight": random(width)}
+    others = {"enc.0.mlp.weight": random(width, width), "enc.0.mixer.weight": random(width)}
     return {**linears("enc.0.mix.", *"abcd", width=width, bias=bias), **others}
 
 
@@ -35,7 +35,7 @@ def unparsed(*pairs: str, fused: str | None = None) -> str:
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("width", "heads"), SIZES)
 def test_four_named_keys_are_a_layer_with_their_biases(tmp_path, width, heads, bias):
-    """A bias is the key with its last `weight` replaced; other keys of the module are ignored."""
+    """A bias is the key with its last `weight` replaced; keys outside the module do not matter."""
     tensors = separate(width, bias=bias)
     layer = import_layer(save_safetensors(tmp_path / "x.safetensors", tensors), name="x", heads=heads, key_map=SEPARATE)
     assert (layer.family, layer.spec.num_heads) == ("mapped", heads)
@@ -71,7 +71,7 @@ def test_compiled_names_may_be_given_as_the_file_has_them(tmp_path):
 
 def test_compiled_names_are_other_keys_only_if_the_file_has_both(tmp_path):
     """Else one key under two names is one key."""
-    tensors = separate(12)
+    tensors = {key: value for key, value in separate(12).items() if not key.startswith("enc.0.mix.b.")}
     key_map = {**SEPARATE, "key": f"_orig_mod.{SEPARATE['query']}"}
     path = save_safetensors(tmp_path / "x.safetensors", tensors)
     assert "--map names one key for two roles: 'enc.0.mix.a.weight', 'enc.0.mix.a.weight'" in refused_import(
@@ -79,7 +79,9 @@ def test_compiled_names_are_other_keys_only_if_the_file_has_both(tmp_path):
     )
     other = random(12, 12, seed=7)
     save_safetensors(path, {**tensors, key_map["key"]: other})
-    assert torch.equal(import_layer(path, name="x", heads=3, key_map=key_map).tensors["key.weight"], other)
+    ignore = ["enc.0.mlp.", "enc.0.mixer."]  # the two names have no module in common
+    layer = import_layer(path, name="x", heads=3, key_map=key_map, ignore=ignore)
+    assert torch.equal(layer.tensors["key.weight"], other)
 
 
 @pytest.mark.parametrize(("width", "heads"), SIZES)
@@ -118,9 +120,77 @@ def test_the_bias_of_a_key_is_no_weight_of_another_role(tmp_path, roles):
     """Whichever of the two the map names first."""
     path = save_safetensors(tmp_path / "x.safetensors", separate(12))
     key_map = {**{role: SEPARATE[role] for role in roles}, "query": "enc.0.mix.b.bias"}
-    assert refused_import(path, heads=3, key_map=key_map).endswith(
+    assert refused_import(path, heads=3, key_map=key_map, ignore=["enc.0.mix.a."]).endswith(
         "'enc.0.mix.b.bias' has the shape [12], expected two widths"
     )
+
+
+UNUSED = {
+    "q_norm": ["q_norm.weight", "k_norm.weight"],
+    "odd biases": ["q_bias", "v_bias"],
+    "relative biases": ["rpb_table", "position_bias.weight"],
+    "lora": ["a.lora_A.weight", "a.lora_B.default.weight"],
+    "gate": ["gate"],
+}
+
+
+@pytest.mark.parametrize("prefix", ["enc.0.mix.", ""])
+@pytest.mark.parametrize("extra", UNUSED.values(), ids=UNUSED)
+def test_keys_of_the_module_that_a_map_does_not_name_are_refused_unless_each_is_ignored(tmp_path, extra, prefix):
+    """At the root of a file all its keys are of the module; keys of other modules do not matter."""
+    key_map = {role: prefix + key.removeprefix("enc.0.mix.") for role, key in SEPARATE.items()}
+    outside = {"enc.0.mlp.weight": random(12, 12), "enc.0.mixer.q_norm": random(3)} if prefix else {}
+    tensors = {**linears(prefix, *"abcd", width=12), **outside, **{prefix + key: random(12) for key in extra}}
+    path = save_safetensors(tmp_path / "x.safetensors", tensors)
+    keys = [prefix + key for key in extra]
+    assert refused_import(path, heads=3, key_map=key_map).endswith(
+        "the module has keys that the map does not name (--ignore KEY, once for each, leaves out what does not change "
+        f"attention): {', '.join(map(repr, sorted(keys)))}"
+    )
+    for lacking in keys if len(keys) > 1 else ():
+        assert refused_import(path, heads=3, key_map=key_map, ignore=[key for key in keys if key != lacking]).endswith(
+            f"attention): {lacking!r}"
+        )
+    layer = import_layer(path, name="x", heads=3, key_map=key_map, ignore=keys)
+    assert len(layer.tensors) == 8
+    assert import_layer(path, name="x", heads=3, key_map=key_map, ignore=[f"_orig_mod.{key}" for key in keys])
+
+
+def test_a_beginning_that_ends_in_a_dot_ignores_what_begins_so(tmp_path):
+    tensors = {**linears("", *"abcd", width=12), "mlp.0.weight": random(2, 2), "mlp.1.weight": random(2)}
+    key_map = {role: f"{letter}.weight" for role, letter in zip(SEPARATE, "abcd", strict=True)}
+    path = save_safetensors(tmp_path / "x.safetensors", tensors)
+    assert import_layer(path, name="x", heads=3, key_map=key_map, ignore=["mlp."])
+    assert refused_import(path, heads=3, key_map=key_map).endswith("attention): 'mlp.0.weight', 'mlp.1.weight'")
+
+
+def test_numbered_parts_of_a_list_are_no_module_of_their_own(tmp_path):
+    """Else a norm beside the list would go unseen."""
+    tensors = linears("attn.", *(f"projections.{i}" for i in range(4)), width=12)
+    key_map = {role: f"attn.projections.{i}.weight" for i, role in enumerate(SEPARATE)}
+    path = save_safetensors(tmp_path / "x.safetensors", tensors)
+    assert import_layer(path, name="x", heads=3, key_map=key_map).source.endswith("attn (mapped)")
+    save_safetensors(path, {**tensors, "attn.q_norm.weight": random(4)})
+    assert "'attn.q_norm.weight'" in refused_import(path, heads=3, key_map=key_map)
+
+
+@pytest.mark.parametrize(
+    ("ignore", "why"),
+    [
+        ("enc.0.mix.a.weight", "--ignore 'enc.0.mix.a.weight' names keys that the layer needs: 'enc.0.mix.a.weight'"),
+        ("enc.0.mix.a.bias", "names keys that the layer needs: 'enc.0.mix.a.bias'"),
+        (
+            "enc.0.",
+            "--ignore 'enc.0.' names keys that the layer needs: 'enc.0.mix.a.bias', 'enc.0.mix.a.weight', 'enc.0",
+        ),
+        ("enc.0.mlp", "it has no key 'enc.0.mlp' (--ignore); the nearest is 'enc.0.mlp.weight'"),
+        ("mlp.", "it has no key 'mlp.' (--ignore); the nearest is '"),
+        ("", "it has no key '' (--ignore)"),
+    ],
+)
+def test_an_ignored_key_must_exist_and_be_free(tmp_path, ignore, why):
+    path = save_safetensors(tmp_path / "x.safetensors", separate(12))
+    assert why in refused_import(path, heads=3, key_map=SEPARATE, ignore=[ignore])
 
 
 def test_a_map_goes_without_the_options_that_choose_a_layer(tmp_path):
@@ -203,18 +273,21 @@ def test_the_keys_that_are_shown_are_those_of_attention(tmp_path):
 
 
 def test_a_rotary_layer_is_refused_under_a_map_too(tmp_path):
-    """Its names identify it; a config without rotary options admits a model that only shares the names."""
+    """Its names identify it, with a config and without."""
     tensors = llama(12, 12)
     named = {
         role: f"model.layers.0.self_attn.{letter}_proj.weight"
         for role, letter in zip(("query", "key", "value", "output"), "qkvo", strict=True)
     }
     path = save_safetensors(tmp_path / "x.safetensors", tensors)
-    assert refused_import(path, heads=3, key_map=named).endswith(
-        "names of a rotary model; rotary layers are not served yet"
-    )
-    plain = save_directory(tmp_path / "plain", tensors, {"model_type": "xglm", "num_attention_heads": 3})
-    assert import_layer(plain, name="x", key_map=named).family == "mapped"
+    why = "'model.layers.0.self_attn.o_proj.weight' is a name of an unsupported model: rotary layers are not served yet"
+    assert refused_import(path, heads=3, key_map=named).endswith(why)
+    plain = save_directory(tmp_path / "plain", tensors, {"model_type": "own", "num_attention_heads": 3})
+    assert refused_import(plain, key_map=named).endswith(why)
+    xglm = {key.replace("o_proj", "out_proj"): value for key, value in tensors.items()}
+    plain = save_directory(tmp_path / "xglm", xglm, {"model_type": "xglm", "num_attention_heads": 3})
+    key_map = {role: key.replace("o_proj", "out_proj") for role, key in named.items()}
+    assert import_layer(plain, name="x", key_map=key_map).family == "mapped"
     rotary = save_directory(tmp_path / "rotary", tensors, {"rope_theta": 1e4, "num_attention_heads": 3})
     assert "config.json has 'rope_theta'" in refused_import(rotary, key_map=named)
     save_safetensors(path, ROTARY_NAMES["frequencies"])

@@ -36,6 +36,13 @@ def test_every_file_of_the_library_is_read_unchanged(shapes, has_metadata):
         assert body[entry.begin : entry.end] == tensors[name].tobytes()
 
 
+def test_metadata_that_is_null_is_no_metadata():
+    """The library reads such a file, and some writers make one."""
+    body = FILE.replace(b'"__metadata__":{"k":"v"}', b'"__metadata__":null     ')
+    assert len(deserialize(body)) == 2
+    assert read(body).metadata == {}
+
+
 def is_read(body: bytes) -> bool:
     try:
         read(body)

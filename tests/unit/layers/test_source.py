@@ -19,17 +19,19 @@ TENSORS = {"a.weight": random(3, 2), "a.bias": random(3), "half": random(4, dtyp
 
 
 def torch_files(tmp_path: Path) -> dict[str, Path]:
-    files = {name: tmp_path / name for name in ("zip.pt", "legacy.pth", "nested.bin", "module.pt", "parameter.pt")}
+    names = ("zip.pt", "legacy.pth", "nested.bin", "module.pt", "parameter.pt", "lightning.ckpt")
+    files = {name: tmp_path / name for name in names}
     torch.save(TENSORS, files["zip.pt"])
     torch.save(TENSORS, files["legacy.pth"], _use_new_zipfile_serialization=False)
     torch.save({"epoch": 3, "model": {"state_dict": TENSORS}}, files["nested.bin"])
     torch.save({"state_dict": TENSORS, "optimizer": {"lr": 0.1}}, files["module.pt"])
     torch.save({key: torch.nn.Parameter(value) for key, value in TENSORS.items()}, files["parameter.pt"])
+    torch.save({"state_dict": TENSORS, "epoch": 3, "pytorch-lightning_version": "2.4"}, files["lightning.ckpt"])
     return files
 
 
 @pytest.mark.parametrize(
-    "name", ["zip.pt", "legacy.pth", "nested.bin", "module.pt", "parameter.pt", "x.safetensors", "d"]
+    "name", ["zip.pt", "legacy.pth", "nested.bin", "module.pt", "parameter.pt", "lightning.ckpt", "x.safetensors", "d"]
 )
 def test_every_kind_of_file_gives_the_same_names_shapes_and_bits(tmp_path, name):
     """A torch file old or new, bare or nested, a safetensors file, a Hugging Face directory."""

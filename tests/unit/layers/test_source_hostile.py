@@ -24,7 +24,9 @@ def test_an_invalid_source_is_refused_in_one_sentence(tmp_path):
     os.mkfifo(tmp_path / "pipe.pt")
     assert refused_source(tmp_path / "none.safetensors").endswith("the file does not exist")
     assert refused_source(tmp_path / "none").endswith("the file does not exist")
-    assert "must be a directory or end in .safetensors, .npz, .pt, .pth, .bin" in refused_source(tmp_path / "x.gguf")
+    assert "must be a directory or end in .safetensors, .npz, .pt, .pth, .bin, .ckpt" in refused_source(
+        tmp_path / "x.gguf"
+    )
     assert "neither *.safetensors nor pytorch_model.bin" in refused_source(tmp_path / "empty")
     assert "not a regular file" in refused_source(tmp_path / "pipe.npz")
     assert "not a regular file" in refused_source(tmp_path / "pipe.pt")
@@ -92,11 +94,37 @@ def test_pickled_code_is_refused_and_never_run(tmp_path):
         open_source(tmp_path / "x.npz").entries["a"].read()
 
 
-def test_a_whole_pickled_module_or_a_list_is_not_a_state_dict(tmp_path):
-    torch.save(torch.nn.Linear(2, 2), tmp_path / "module.pt")
+class Own(torch.nn.Module):
+    """A module without modules of torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.W_q = torch.nn.Parameter(torch.ones(2, 2))
+
+
+@pytest.mark.parametrize("is_zip", [True, False])
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("module", [torch.nn.MultiheadAttention(8, 2), Own()])
+def test_a_whole_pickled_module_is_refused_with_what_to_save(tmp_path, module, nested, is_zip):
+    """Bare, or in a dict beside an epoch; it is never unpickled."""
+    saved = {"epoch": 3, "model": module} if nested else module
+    torch.save(saved, tmp_path / "module.pt", _use_new_zipfile_serialization=is_zip)
+    assert refused_source(tmp_path / "module.pt").endswith(
+        ": the file is a whole pickled module, which is never unpickled; save `model.state_dict()` instead"
+    )
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_a_torchscript_program_is_refused_with_what_to_save(tmp_path):
+    torch.jit.trace(torch.nn.Linear(2, 2), torch.ones(1, 2)).save(tmp_path / "script.pt")
+    assert refused_source(tmp_path / "script.pt").endswith(
+        ": the file is a TorchScript program, which is never run; save `model.state_dict()` of the module instead"
+    )
+
+
+def test_a_list_or_an_endless_dict_is_not_a_state_dict(tmp_path):
     torch.save([torch.ones(2)], tmp_path / "list.pt")
     torch.save({"epoch": 1, "model": {"model": {"model": {"model": {}}}}}, tmp_path / "deep.pt")
-    assert "not a torch file of plain tensors" in refused_source(tmp_path / "module.pt")
     assert "no state dict" in refused_source(tmp_path / "list.pt")
     assert "no state dict" in refused_source(tmp_path / "deep.pt")
 
@@ -143,3 +171,13 @@ def test_an_archive_with_unexpected_members_is_refused(tmp_path):
                 with archive.open(member, "w") as stream:
                     np.lib.format.write_array(stream, np.ones(2))
         assert "not an array or is there twice" in refused_source(tmp_path / "x.npz")
+
+
+@pytest.mark.parametrize("shape", ["(-8, -8)", "(-1,)", "(4, -16)"])
+def test_an_array_of_negative_size_is_refused(tmp_path, shape):
+    """numpy reads such a header."""
+    head = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}".encode().ljust(117) + b"\n"
+    with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
+        archive.writestr("W_q.npy", b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head + bytes(256))
+    message = refused_source(tmp_path / "x.npz")
+    assert message.endswith(f"'W_q' has the shape [{shape.strip('(),')}], expected no negative size")

@@ -176,3 +176,9 @@ def test_a_ramp_that_kept_its_objectives_to_the_end_has_not_passed_its_knee():
 def test_a_ramp_without_a_knee_fails():
     report = judge(LIMITED, ramp(300, 900), counts(), COMPARED, "")
     assert report["missed"] == ["p99_ms", "knee"]
+
+
+def test_the_text_of_a_server_in_a_fault_does_not_control_the_terminal():
+    report = judged(options(), fault="HTTP Error 500: \x1b[2J\nmet    all\x9b é")
+    [line] = [line for line in lines(report) if "MISSED run" in line]
+    assert line == "MISSED run: HTTP Error 500: \\u001b[2J\\u000amet    all\\u009b é (wanted no fault)"

@@ -4,7 +4,7 @@ import argparse
 
 import pytest
 
-from attention_load.options import OPTIONS, add_options, validate
+from attention_load.options import OPTIONS, add_options, address, validate
 
 
 class Parser:
@@ -56,3 +56,25 @@ def test_an_invalid_value_is_refused_by_name(changes, message):
     with pytest.raises(ValueError, match=message) as refused:
         validate(options(**changes))
     assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("host", "used"),
+    [("http://x:8000", "http://x:8000"), ("http://x:8000/", "http://x:8000"), ("https://x/attention//", "https://x/attention"),
+     ("http://[::1]:8000/", "http://[::1]:8000"), ("http://v1/", "http://v1")],
+)  # fmt: skip
+def test_an_address_may_end_with_a_slash(host, used):
+    assert address(host) == used
+
+
+@pytest.mark.parametrize(
+    ("host", "message"),
+    [(None, "^--host must be like http://127.0.0.1:8000, .* not None$"),
+     ("", "--host must be like"), ("x:8000", "--host must be like"),
+     ("ftp://x", "--host must be like"), ("http://x/?a=1", "--host must be like"), ("http:///v1", "--host must be like"),
+     ("http://x/v1", "^--host: give the address without /v1$"), ("http://x/v1/layers", "without /v1/layers$"),
+     ("http://x//v2//", "without /v2$"), ("http://x/docs/", "without /docs$")],
+)  # fmt: skip
+def test_another_address_is_refused_by_the_options_name(host, message):
+    with pytest.raises(ValueError, match=message):
+        address(host)

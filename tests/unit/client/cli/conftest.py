@@ -58,7 +58,7 @@ def service(bridge) -> Iterator[None]:
     """Let the commands ask that service, at the address of the environment; any other address is the network's."""
 
     def client(url: str, **options: Any) -> attention_client.Client:
-        return attention_client.Client(url, **options, transport=bridge if url == URL else None)
+        return attention_client.Client(url, **options, transport=bridge if url.rstrip("/") == URL else None)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(asking, "Client", client)

@@ -6,12 +6,18 @@ import json
 import sys
 from typing import Any
 
+import httpx2
 import numpy as np
 import pytest
+from hypothesis import given, settings
 
+from attention_client import Client
 from attention_client.arrays import Raw, write
 from attention_client.cli import app as cli
 from attention_client.cli import asking
+from attention_client.errors import ClientError
+from tests.unit.client.answering import Answering
+from tests.unit.client.test_damaged_answers import damaged, text_of
 from tests.unit.commands.answering import answering
 
 FACTS = {"layer": {"name": "small"}, "masked_rows": 0}
@@ -71,6 +77,39 @@ def test_every_command_that_asks_says_so(refused, command, body):
 @pytest.mark.parametrize("found", UNEXPECTED)
 def test_an_answer_without_the_requested_arrays_is_not_the_services(refused, command, found):
     refused(command, json.dumps(found).encode())
+
+
+@pytest.mark.parametrize("depth", [100, 300, 450, 900, 2000])
+@pytest.mark.parametrize("options", ["--json", "", "--out x.npz"])
+def test_an_answer_of_any_depth_is_printed_or_one_sentence(tmp_path, monkeypatch, capfd, depth, options):
+    monkeypatch.chdir(tmp_path)
+    np.save("q.npy", np.ones((2, 4), np.float32))
+    more = json.dumps({**FLAT, "weights": None, "lse": None, "more": "here"}).replace(
+        '"here"', "[" * depth + "]" * depth
+    )
+    with answering(200, more.encode()) as (url, _):
+        monkeypatch.setattr(
+            sys, "argv", ["attention", "attend", "small", "--query", "q.npy", *options.split(), "--url", url]
+        )
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+    out, err = capfd.readouterr()
+    assert (ended.value.code, err) == (None, "") or (ended.value.code == 1 and err.count("\n") == 1 and not out)
+
+
+@settings(max_examples=200, deadline=None)
+@given(damaged({**FLAT, "weights": {"values": ONE, "indices": ONE, "rest": ONE}, "masked_rows": 0}))
+def test_a_damaged_answer_is_one_typed_error_or_one_that_can_be_printed(document):
+    reply = httpx2.Response(200, content=text_of(document).encode("utf-8", "surrogatepass"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asking, "Client", lambda url, **given: Client(url, transport=Answering(reply).transport, **given))
+        try:
+            with asking.asking(None) as ask:
+                found = ask("small", {})
+        except ClientError:
+            return
+        for as_json in (True, False):
+            found.report(None, as_json=as_json)
 
 
 def test_a_fault_of_the_command_itself_is_no_foreign_answer(tmp_path, monkeypatch):

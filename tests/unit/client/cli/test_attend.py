@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -168,17 +169,28 @@ def test_an_npy_file_holds_the_output_alone_and_json_has_minus_infinity_as_a_str
     ("arguments", "words"),
     [
         (("--mask", "attend axes=ls values=missing.npy"), "^missing.npy cannot be read: No such file or directory$"),
-        (("--mask", "attend values"), '^"values" is not understood'),
-        (("--mask", "kind=attend"), '^"kind=attend" is not understood'),
-        (("--mask", ""), "^the kind is missing$"),
-        (("--mask", "attend kind=ignore values=ls.npy"), '^"kind=ignore" is not understood'),
-        (("--mask", "lengths values=[1,2] values=[2,2]"), r'^"values=\[2,2\]" is not understood'),
+        (("--mask", "attend values"), '^--mask: "values" is not understood'),
+        (("--mask", "kind=attend"), '^--mask: "kind=attend" is not understood'),
+        (("--mask", ""), "^--mask: the kind is missing$"),
+        (("--mask", "attend kind=ignore values=ls.npy"), '^--mask: "kind=ignore" is not understood'),
+        (("--mask", "lengths values=[1,2] values=[2,2]"), r'^--mask: "values=\[2,2\]" is not understood'),
         (("--request", "body.json"), "^give either --query"),
-        (("--mask", "padding values=1"), "masks\\[0\\].kind must be one of attend, ignore"),
-        (("--mask", "window width=3"), 'unknown field "width" in masks'),
-        (("--weights", "top_k"), "weights.k is required"),
-        (("--weights", "max"), "weights.form must be one of"),
-        (("--weights", "heads head=0"), 'unknown field "head" in weights'),
+        (
+            ("--mask", "padding values=1"),
+            '^422 bad_mask: --mask "padding values=1": kind must be one of attend, ignore',
+        ),
+        (("--mask", "window width=3"), 'unknown field "width" in --mask "window width=3"; the fields are'),
+        (("--weights", "top_k"), "^422 invalid: --weights: k is required"),
+        (("--weights", "max"), "--weights: form must be one of"),
+        (("--weights", "heads head=0"), 'unknown field "head" in --weights'),
+        (("--weights", "heads heads=[9]"), "^422 invalid: --weights: heads must be"),
+        (("--mask", "causal", "--mask", "window left=x"), '--mask "window left=x": left must be a whole number'),
+        (("--causal", "sideways"), "^422 bad_mask: --causal: align must be one of"),
+        (("--scores", "raw"), "^422 invalid: --scores: stage must be one of"),
+        (("--layout", "hld"), "--layout|--query"),
+        (("--scale", "nan"), "finite numbers"),
+        (("--num-heads", "3"), "^422 [a-z_]+: --num-heads"),
+        (("--softcap", "-1"), "^422 [a-z_]+: --softcap must be"),
         (("--out", "nowhere/x.npy"), "^nowhere/x.npy cannot be written: No such file or directory$"),
     ],
 )
@@ -217,7 +229,7 @@ def test_a_missing_file_is_one_sentence_with_its_path(tmp_path, monkeypatch, arg
         ),
         (
             '{"query": [[1]], "key": [[1]], "value": [[1]], "encoding": "hex"}',
-            "encoding must be one of 'list' or 'base64'$",
+            'encoding must be one of .* got "hex"$',
         ),
         ("[[1]]", "must be a JSON object$"),
         ("5", "must be a JSON object$"),
@@ -341,6 +353,51 @@ def test_without_an_address_this_machine_is_asked_and_where_nothing_answers_the_
         run(*command.split())
 
 
+@pytest.mark.parametrize(
+    "command", ["attend small --query q.npy", "sdpa --query q.npy", "show small --query q.npy", "golden --out x"]
+)
+@pytest.mark.parametrize(
+    ("environment", "options", "words"),
+    [({}, "--url http://x/v1", "--url: give the address without /v1, like http://x"), ({}, "--url x:8000", "--url must be like http://127"),
+     ({"URL": "http://x/v1/"}, "", "ATTENTION_URL: give the address without /v1, like http://x"),
+     ({"URL": "x"}, "", "ATTENTION_URL must be like"),
+     ({"CLIENT_KEY": "a b"}, "", "ATTENTION_CLIENT_KEY must be printable ASCII"),
+     ({}, "--api-key é", "--api-key must be printable ASCII"),
+     ({"URL": "http://me:it@x"}, "--api-key k", "--api-key and a user name in ATTENTION_URL exclude each other"),
+     ({"CLIENT_KEY": "k"}, "--url http://me:it@x", "ATTENTION_CLIENT_KEY and a user name in --url exclude each other")],
+)  # fmt: skip
+def test_an_address_or_a_key_is_refused_by_the_name_that_the_caller_gave_it(
+    tmp_path, monkeypatch, command, environment, options, words
+):
+    monkeypatch.chdir(tmp_path)
+    np.save("q.npy", np.ones((2, 4), np.float32))
+    for name, value in environment.items():
+        monkeypatch.setenv(f"ATTENTION_{name}", value)
+    with pytest.raises(ServiceError, match=f"^{re.escape(words)}"):
+        run(*command.split(), *options.split())
+
+
+@pytest.mark.parametrize("command", ["attend small --query q.npy", "show small --query q.npy"])
+@pytest.mark.parametrize("slashes", ["/", "//"])
+def test_an_address_may_end_with_a_slash(tmp_path, monkeypatch, command, slashes):
+    monkeypatch.chdir(tmp_path)
+    np.save("q.npy", np.ones((2, 16), np.float32))
+    assert run(*command.split(), "--url", f"http://service{slashes}")
+
+
+@pytest.mark.parametrize("name", ["y.txt", "y", "y.npy.gz", "y.json", "/dev/null"])
+@pytest.mark.parametrize("command", ["attend small --query missing.npy", "sdpa --query missing.npy"])
+def test_out_refuses_a_suffix_that_it_does_not_write_before_anything_is_asked(tmp_path, monkeypatch, command, name):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ServiceError, match=rf"^--out {name}: the file must end with \.npy or \.npz$"):
+        run(*command.split(), "--out", name)
+
+
+def test_a_suffix_in_capitals_is_the_same(files):
+    run("sdpa", *options(files), "--out", files / "y.NPY")
+    assert np.load(files / "y.NPY").shape == (2, 4, 3, 8)
+
+
 @pytest.mark.parametrize("size", [2, 12])
 def test_a_weight_of_one_is_drawn_as_a_hundred_hundredths(tmp_path, size):
     np.save(tmp_path / "w.npy", np.eye(size, dtype=np.float32))
@@ -374,7 +431,7 @@ def test_show_draws_the_sequence_and_head_that_are_chosen(tmp_path):
     assert text.count("3 1.000") == 4
 
 
-@pytest.mark.parametrize("name", ["w[v2].npy", "[red]w[.npy", "w[", ":key:.npy"])
+@pytest.mark.parametrize("name", ["w[v2].npy", "[red]w[.npy", "w[.npy", ":key:.npy"])
 def test_names_of_files_are_printed_as_they_are(files, name):
     """What rich calls markup is text in a name; a path may also have a closing tag."""
     np.save(files / "w.npy", np.eye(4, dtype=np.float32))
@@ -394,6 +451,11 @@ def test_names_of_files_are_printed_as_they_are(files, name):
         (("show", "--weights", "w.npz", "--request", "w2.npy"), "either a layer or --weights"),
         (("show", "--weights", "w.npz", "--causal", "top_left"), "either a layer or --weights"),
         (("show", "--weights", "w.npz", "--mask", "causal"), "either a layer or --weights"),
+        (("show", "small", "--query", "q16.npy", "--head", 9), "^422 invalid: --head must be a number from 0 to 3"),
+        (("show", "small", "--query", "w2.npy"), '^422 bad_shape: --query has 4 features, layer "small" takes 16$'),
+        (("attend", "small", "--query", "q16.npy", "--key", "w2.npy"), "^422 bad_shape: --key has 4 features"),
+        (("attend", "small", "--query", "whole.npy"), "^422 bad_dtype: the dtype of --query must be"),
+        (("sdpa", "--query", "w2.npy", "--key", "w2.npy"), "^422 invalid: --value is required$"),
         (("attend", "layer", "--request", "w2.npy", "--key", "w2.npy"), "^give either --query"),
         (("attend", "layer", "--request", "w2.npy", "--value", "w2.npy"), "^give either --query"),
         (("attend", "layer", "--key", "w2.npy"), "^give either --query"),
@@ -416,6 +478,8 @@ def test_names_of_files_are_printed_as_they_are(files, name):
 def test_show_says_what_is_wrong_with_the_file_or_the_choice(tmp_path, monkeypatch, arguments, words):
     monkeypatch.chdir(tmp_path)
     np.savez("w.npz", weights=np.ones((2, 3, 4, 4), np.float32))
+    np.save("q16.npy", np.ones((3, 16), np.float32))
+    np.save("whole.npy", np.ones((3, 16), np.int64))
     np.savez("k.npz", output=np.ones((4, 4)), values=np.ones((4, 2)))
     np.savez("empty.npz")
     for name, shape in {"flat": (4,), "w2": (4, 4), "w3": (2, 4, 4), "none": (4, 0)}.items():
