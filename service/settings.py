@@ -203,9 +203,9 @@ class Settings(BaseSettings):
     `otel`"""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """lowest severity of the log lines that workers write; the supervisor writes all of its few"""
-    log_format: Literal["auto", "console", "json"] = "auto"
-    """form of the log lines: console = for a person, with colours on a terminal unless `NO_COLOR` is set; json = one object a
-    line; auto = console if `serve` starts in a terminal, else json"""
+    log_format: Literal["auto", "console", "plain", "json"] = "auto"
+    """form of the log lines: console = for a person, with colours on a terminal unless `NO_COLOR` is set; plain = without; json =
+    one object a line; auto = console if `serve` starts in a terminal, else json"""
 
 
 class SettingsError(ServiceError, code="bad_settings"):
@@ -256,6 +256,14 @@ def child_environment(settings: Settings) -> dict[str, str]:
     threads = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": str(settings.compute_threads)}
     paths = {} if Path(__file__).parents[1].samefile(os.curdir) else {"PYTHONSAFEPATH": "1"}
     return {**threads, **inherited, **named, **paths}
+
+
+def log_format(settings: Settings, *, is_terminal: bool) -> Literal["console", "plain", "json"]:
+    """Return the form of the log lines; only a terminal shows colours, and not every one (https://no-color.org)."""
+    if settings.log_format == "json" or (settings.log_format == "auto" and not is_terminal):
+        return "json"
+    has_colours = is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return "console" if has_colours and settings.log_format != "plain" else "plain"
 
 
 def local_url(settings: Settings, port: int | str) -> str:

@@ -59,28 +59,37 @@ def service_url(given: str | None) -> str:
 
 def ask(url: str, timeout_s: float) -> tuple[bool, str]:
     """Return whether the service is ready, and one line with the state or the reason; raises InvalidInput."""
+    try:
+        status, body = answer_of(url, "GET", "/readyz", timeout_s)
+    except ConnectionError as error:
+        return False, f"not ready: {error}"
+    is_ready = status == _READY and text_of(body, "status") == "ready"  # another server may answer 200 too
+    return is_ready, "ready" if is_ready else f"not ready: {status} {text_of(body, 'detail')}".rstrip()
+
+
+def answer_of(url: str, method: str, path: str, timeout_s: float, key: str = "") -> tuple[int, bytes]:
+    """Return status and body of an answer; raise ConnectionError, and InvalidInput if the address cannot be one."""
     from http.client import HTTPException
 
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
-        with contextlib.closing(connection_to(url, timeout_s)) as connection:
-            connection.request("GET", urlsplit(url).path.rstrip("/") + "/readyz")
+        with contextlib.closing(_connection(url, timeout_s, is_verified=bool(key))) as connection:
+            connection.request(method, urlsplit(url).path.rstrip("/") + path, headers=headers)
             answer = connection.getresponse()
-            body = answer.read(_MAX_ANSWER_BYTES)
+            return answer.status, answer.read(_MAX_ANSWER_BYTES)
     except (OSError, HTTPException) as error:
-        why = getattr(error, "strerror", None) or type(error).__name__
-        return False, f"not ready: no answer from {url.rpartition('@')[2]} ({why})"  # no password
-    is_ready = answer.status == _READY and text_of(body, "status") == "ready"  # another server may answer 200 too
-    return is_ready, "ready" if is_ready else f"not ready: {answer.status} {text_of(body, 'detail')}".rstrip()
+        why = getattr(error, "verify_message", "") or getattr(error, "strerror", None) or type(error).__name__
+        raise ConnectionError(f"no answer from {url.rpartition('@')[2]} ({why})") from None  # no password
 
 
-def connection_to(url: str, timeout_s: float, *, has_secret: bool = False) -> HTTPConnection:
-    """Return a connection that is not yet open; with a secret it verifies the service's certificate. Raises InvalidInput."""
+def _connection(url: str, timeout_s: float, *, is_verified: bool) -> HTTPConnection:
     import http.client
     import ssl
 
-    context = ssl.create_default_context() if has_secret else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    if not has_secret:
-        # The certificate has the service's public name, not the address used here.
+    context = ssl.create_default_context()
+    if (
+        not is_verified
+    ):  # the certificate has the service's public name, not the address used here; the request has no secret
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     secure = functools.partial(http.client.HTTPSConnection, context=context)

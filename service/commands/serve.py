@@ -43,8 +43,8 @@ def serve(
 ) -> None:
     """Serve the layers of a directory until SIGTERM or SIGINT. Each option overrides its ATTENTION_ variable."""
     # Imported here, because the other commands do not need these, and the settings take 0.3 s to import.
-    from service.observability.line_writer import use_console
-    from service.settings import SettingsError, child_environment, is_loopback, load_settings
+    from service.observability.line_writer import use_format
+    from service.settings import child_environment, is_loopback, load_settings, log_format
     from service.supervisor.processes import STDOUT, nonblocking_streams, write_log_line
     from service.supervisor.supervisor import Plan, exec_supervisor
 
@@ -52,20 +52,10 @@ def serve(
     with nonblocking_streams():
         given = dict(host=host, port=port, layers_dir=layers_dir, workers=workers, device=device, dtype=dtype)
         settings = load_settings(**given)
-        if settings.log_format == "console" or (is_terminal and settings.log_format == "auto"):
-            settings = settings.model_copy(update={"log_format": "console"})
-            if not is_terminal or os.environ.get("TERM") == "dumb":
-                os.environ["NO_COLOR"] = "1"  # for the processes of the service too
-            use_console()
-        try:
-            has_layers = any(path.suffix == ".safetensors" for path in settings.layers_dir.iterdir())
-        except OSError as error:
-            is_variable = layers_dir is None and "layers_dir" in settings.model_fields_set
-            origin = "ATTENTION_LAYERS_DIR" if is_variable else "--layers-dir"
-            raise SettingsError(f"{origin}: {error.filename} cannot be read: {error.strerror}") from None
-        if not has_layers:
-            reason = "the directory has none: `make layers` or `attention-service layers import` makes some"
-            write_log_line("warning", "no_layers", reason=reason, effect="only attention without a layer is served")
+        settings = settings.model_copy(update={"log_format": log_format(settings, is_terminal=is_terminal)})
+        use_format(settings.log_format)
+        is_variable = layers_dir is None and "layers_dir" in settings.model_fields_set
+        _check_layers(settings.layers_dir, "ATTENTION_LAYERS_DIR" if is_variable else "--layers-dir")
         _check_start(settings)
         if settings.api_keys_file is None and not is_loopback(settings.host):
             write_log_line("warning", "open_to_all", host=settings.host, reason="no ATTENTION_API_KEYS_FILE is set")
@@ -79,7 +69,8 @@ def serve(
         drain_s=settings.drain_delay_s + settings.shutdown_grace_s,
         watchdog_timeout_s=settings.stuck_s,
         run_dir=None if settings.run_dir is None else str(settings.run_dir),
-        welcome=_welcome(settings) if settings.log_format == "console" else "",
+        log_format=settings.log_format,
+        welcome=_welcome(settings) if settings.log_format != "json" else "",
     )
     exec_supervisor(plan, child_environment(settings))
 
@@ -103,6 +94,20 @@ def _welcome(settings: Settings) -> str:
         f"ready: it serves attention without a layer{LAYERS}\n"
         f"{docs}ask with: curl {url}/v1/attention {options}\n"
     )
+
+
+def _check_layers(directory: Path, origin: str) -> None:
+    """Warn if the directory has no layer; if it cannot be read, raise SettingsError with the option or variable of it."""
+    from service.settings import SettingsError
+    from service.supervisor.processes import write_log_line
+
+    try:
+        has_layers = any(path.suffix == ".safetensors" for path in directory.iterdir())
+    except OSError as error:
+        raise SettingsError(f"{origin}: {error.filename} cannot be read: {error.strerror}") from None
+    if not has_layers:
+        reason = "the directory has none: `make layers` or `attention-service layers import` makes some"
+        write_log_line("warning", "no_layers", reason=reason, effect="only attention without a layer is served")
 
 
 def _check_start(settings: Settings) -> None:

@@ -41,12 +41,13 @@ console: Callable[[Mapping[str, Any]], bytes] | None = None
 """Renders the lines of this process for a person; None: they are JSON."""
 
 
-def use_console() -> None:
-    """Write the lines of this process for a person from now on; call it before the first one."""
+def use_format(name: str) -> None:
+    """Write the lines of this process in the form `console`, `plain` or else JSON; call it before the first one."""
     global console  # noqa: PLW0603 (the streams of a process are global as well)
-    from service.observability.console import console_renderer  # noqa: PLC0415 (it loads structlog)
+    if name in ("console", "plain"):
+        from service.observability.console import console_renderer  # noqa: PLC0415 (it loads structlog)
 
-    console = console_renderer(colours=not os.environ.get("NO_COLOR"))
+        console = console_renderer(colours=name == "console")
 
 
 def log_line(level: str, event: str, **fields: object) -> bytes:

@@ -50,8 +50,7 @@ def configure_logs(
     Every line carries the number of the `worker`.
     """
     global _lines, _process  # noqa: PLW0603 (structlog's configuration is global as well)
-    if log_format == "console":
-        line_writer.use_console()
+    line_writer.use_format(log_format)
     _process = {"version": __version__} if worker is None else {"version": __version__, "worker": worker}
     lines = _lines = _Lines(_stdout if stream is None else stream, _LEVELS[level])
     structlog.configure(

@@ -32,7 +32,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import NoReturn
 
-from service.observability.line_writer import use_console
+from service.observability.line_writer import use_format
 from service.supervisor import processes
 from service.supervisor.channel import STACKS_SIGNAL, Channel
 from service.supervisor.coordinator import Coordinator
@@ -72,7 +72,7 @@ class Plan:
     `supervise` adds the options `--port` and `--run-dir` to `command`, and each start `--slot` (counts from 0 and outlives the
     process in it), `--peers` (how many other processes send messages) and `--channel` (the number of an open descriptor).
     `drain_s` is how long a process may drain (the delay and the grace), `watchdog_timeout_s` how long it may send no message.
-    Log lines are for a person if there is a `welcome`: its first line tells the address, the others are true once all is ready.
+    The first line of `welcome` tells the address, the others are true once all is ready.
     """
 
     command: Sequence[str]
@@ -82,6 +82,7 @@ class Plan:
     drain_s: float
     watchdog_timeout_s: float
     run_dir: str | None = None
+    log_format: str = "json"
     welcome: str = ""
 
 
@@ -281,8 +282,7 @@ def supervise(plan: Plan) -> int:
 
     A failure to start is one line on stderr and EXIT_FAILED.
     """
-    if plan.welcome:
-        use_console()
+    use_format(plan.log_format)
     system, parent = processes.Posix(), None if plan.run_dir is None else Path(plan.run_dir)
     try:
         with (

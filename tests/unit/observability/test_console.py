@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from service.errors import printable
 from service.observability import line_writer
 from service.observability.console import console_renderer
-from service.observability.line_writer import use_console
+from service.observability.line_writer import use_format
 from service.observability.logs import MAX_LINE_BYTES, get_logger, log_request
 from tests.unit.observability.test_logs import LINE, Captured
 
@@ -33,8 +33,7 @@ def zone(monkeypatch):
 def captured(monkeypatch):
     """What this process logs for a person, without colours."""
     monkeypatch.setattr(line_writer, "console", None)
-    monkeypatch.setenv("NO_COLOR", "1")
-    use_console()
+    use_format("plain")
     with Captured() as captured:
         yield captured
 

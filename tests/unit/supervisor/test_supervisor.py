@@ -157,7 +157,7 @@ def test_a_plan_survives_the_exec_and_the_environment_is_no_argument(monkeypatch
 
     monkeypatch.setattr(os, "execve", execve)
     monkeypatch.setattr(signal, "pthread_sigmask", lambda *_: None)
-    plan = Plan(["run", "it"], "::1", 80, 3, 31.5, 60.0, run_dir, "starts\n")
+    plan = Plan(["run", "it"], "::1", 80, 3, 31.5, 60.0, run_dir, "plain", "starts\n")
     with pytest.raises(SystemExit):
         exec_supervisor(plan, {"A": "secret"})
     ((_, command, environment),) = execs
