@@ -2,8 +2,8 @@
 
 Invariants: For the first process of a container, the kernel drops a signal without a handler. So SIGTERM has a handler before
 the imports begin, for every command; `serve` replaces it. A closed standard stream is opened on /dev/null, here and in every
-child process; otherwise a file or socket would get its descriptor, and with it the output. What a command itself prints to a
-closed stdout raises OSError, so that a lost result is no success.
+child process; otherwise a file or socket would get its descriptor, and with it the output. A write to a closed stdout fails, so
+that a lost result is no success.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import io
 import os
 import signal
 import sys
-from pathlib import Path
 
 FIRST_PROCESS = 1
 
@@ -27,16 +26,16 @@ def main() -> None:
 
 
 def _open_streams() -> None:
-    is_stdout_closed = sys.stdout is None
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             # It gets the lowest free descriptor, which is the closed one, and stays open until the process ends.
-            stream = Path(os.devnull).open(mode)  # noqa: SIM115
+            descriptor = os.open(os.devnull, os.O_WRONLY if name == "stderr" else os.O_RDONLY)
+            stream = io.TextIOWrapper(
+                io.FileIO(descriptor, mode), write_through=True
+            )  # with nothing left to write at the end
             os.set_inheritable(stream.fileno(), True)
             setattr(sys, name, stream)
             setattr(sys, f"__{name}__", stream)  # keeps the stream open if `sys.<name>` is replaced later
-    if is_stdout_closed:
-        sys.stdout = io.TextIOWrapper(io.FileIO(os.open(os.devnull, os.O_RDONLY), "w"), write_through=True)
 
 
 if __name__ == "__main__":

@@ -26,12 +26,11 @@ from service.api.routes import make_admin_router, make_layers_router, make_opera
 from service.errors import printable
 from service.http.asgi import Application
 from service.limits import hosts, rate_limiter
-from service.observability.line_writer import use_console
 from service.observability.logs import configure_logs
 from service.observability.metrics import Metrics
 from service.observability.telemetry import Telemetry
 from service.observability.tracing import RequestSpans
-from service.settings import has_colours, is_console, listed, load_settings
+from service.settings import listed, load_settings
 from service.worker.local_channel import LocalChannel
 from service.worker.service import Service
 
@@ -43,9 +42,7 @@ def create() -> Application:
     processes are its own. A fault ends the process with SIGTERM, so that the host replaces it.
     """
     settings, channel = load_settings(), LocalChannel()
-    if is_console(settings, is_terminal=(is_terminal := sys.stdout.isatty())):
-        use_console(colours=is_terminal and has_colours())
-    configure_logs(settings.log_level, worker=0)
+    configure_logs(settings.log_level, log_format=settings.log_format, worker=0)
     torch.set_num_threads(settings.compute_threads)
 
     def leave(_: int) -> None:

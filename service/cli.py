@@ -91,9 +91,8 @@ def main() -> None:
             raise
         # Python writes the rest of stdout at its end, which would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        reason = "stdout is closed" if error.errno == errno.EBADF else error.strerror
         with contextlib.suppress(OSError):  # stderr may be the stream that failed
-            say(f"attention-service: a write failed: {reason}", err=True)
+            say(f"attention-service: a write failed: {error.strerror}", err=True)
         raise SystemExit(1) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None

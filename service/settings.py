@@ -203,9 +203,9 @@ class Settings(BaseSettings):
     `otel`"""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """lowest severity of the log lines that workers write; the supervisor writes all of its few"""
-    log_format: Literal["auto", "console", "json"] = "auto"
-    """form of the log lines: console = for a person, with colours on a terminal unless `NO_COLOR` is set; json = one object a
-    line; auto = console if stdout is a terminal, else json"""
+    log_format: Literal["auto", "console", "plain", "json"] = "auto"
+    """form of the log lines: console = for a person, with colours on a terminal unless `NO_COLOR` is set; plain = without; json =
+    one object a line; auto = console if `serve` starts in a terminal, else json"""
 
 
 class SettingsError(ServiceError, code="bad_settings"):
@@ -258,14 +258,19 @@ def child_environment(settings: Settings) -> dict[str, str]:
     return {**threads, **inherited, **named, **paths}
 
 
-def is_console(settings: Settings, *, is_terminal: bool) -> bool:
-    """Return whether log lines are in the form `console`."""
-    return settings.log_format == "console" or (is_terminal and settings.log_format == "auto")
+def log_format(settings: Settings, *, is_terminal: bool) -> Literal["console", "plain", "json"]:
+    """Return the form of the log lines; only a terminal shows colours, and not every one (https://no-color.org)."""
+    if settings.log_format == "json" or (settings.log_format == "auto" and not is_terminal):
+        return "json"
+    has_colours = is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return "console" if has_colours and settings.log_format != "plain" else "plain"
 
 
-def has_colours() -> bool:
-    """Return whether a terminal shows colours (https://no-color.org)."""
-    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+def local_url(settings: Settings, port: int | str) -> str:
+    """Return the address of the service on this machine; one that listens on every address also has the loopback address."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104 (compared, not bound)
+    scheme = "http" if settings.tls_cert_file is None else "https"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def is_loopback(host: str) -> bool:

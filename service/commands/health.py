@@ -21,9 +21,6 @@ from service.errors import InvalidInput
 if TYPE_CHECKING:
     from http.client import HTTPConnection
 
-# A service that listens on every address also listens on the loopback address.
-_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 (compared, not bound)
-
 Url = Annotated[
     str | None,
     typer.Option(
@@ -52,40 +49,47 @@ def service_url(given: str | None) -> str:
     """
     if given:
         return given
-    from service.settings import SettingsError, load_settings  # it takes 0.3 s to import
+    from service.settings import SettingsError, load_settings, local_url  # it takes 0.3 s to import
 
     settings = load_settings()
     if settings.port == 0:
         raise SettingsError("ATTENTION_PORT: 0 lets the service choose its port; give --url")
-    host = _LOOPBACK.get(settings.host, settings.host)
-    scheme = "http" if settings.tls_cert_file is None else "https"
-    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{settings.port}"
+    return local_url(settings, settings.port)
 
 
 def ask(url: str, timeout_s: float) -> tuple[bool, str]:
     """Return whether the service is ready, and one line with the state or the reason; raises InvalidInput."""
+    try:
+        status, body = answer_of(url, "GET", "/readyz", timeout_s)
+    except ConnectionError as error:
+        return False, f"not ready: {error}"
+    is_ready = status == _READY and text_of(body, "status") == "ready"  # another server may answer 200 too
+    return is_ready, "ready" if is_ready else f"not ready: {status} {text_of(body, 'detail')}".rstrip()
+
+
+def answer_of(url: str, method: str, path: str, timeout_s: float, key: str = "") -> tuple[int, bytes]:
+    """Return status and body of an answer; raise ConnectionError, and InvalidInput if the address cannot be one."""
     from http.client import HTTPException
 
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
-        with contextlib.closing(connection_to(url, timeout_s)) as connection:
-            connection.request("GET", urlsplit(url).path.rstrip("/") + "/readyz")
+        with contextlib.closing(_connection(url, timeout_s, is_verified=bool(key))) as connection:
+            connection.request(method, urlsplit(url).path.rstrip("/") + path, headers=headers)
             answer = connection.getresponse()
-            body = answer.read(_MAX_ANSWER_BYTES)
+            return answer.status, answer.read(_MAX_ANSWER_BYTES)
     except (OSError, HTTPException) as error:
-        why = getattr(error, "strerror", None) or type(error).__name__
-        return False, f"not ready: no answer from {url.rpartition('@')[2]} ({why})"  # no password
-    is_ready = answer.status == _READY and text_of(body, "status") == "ready"  # another server may answer 200 too
-    return is_ready, "ready" if is_ready else f"not ready: {answer.status} {text_of(body, 'detail')}".rstrip()
+        why = getattr(error, "verify_message", "") or getattr(error, "strerror", None) or type(error).__name__
+        raise ConnectionError(f"no answer from {url.rpartition('@')[2]} ({why})") from None  # no password
 
 
-def connection_to(url: str, timeout_s: float, *, has_secret: bool = False) -> HTTPConnection:
-    """Return a connection that is not yet open; with a secret it verifies the service's certificate. Raises InvalidInput."""
+def _connection(url: str, timeout_s: float, *, is_verified: bool) -> HTTPConnection:
     import http.client
     import ssl
 
-    context = ssl.create_default_context() if has_secret else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    if not has_secret:
-        # The certificate has the service's public name, not the address used here.
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if is_verified:
+        context.load_default_certs()
+    else:  # the certificate has the service's public name, not the address used here, and the request no secret
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     secure = functools.partial(http.client.HTTPSConnection, context=context)

@@ -7,15 +7,13 @@ is no line for a key that could not be printed.
 from __future__ import annotations
 
 import os
-from pathlib import Path
+import sys
 from typing import Annotated
 
 import typer
 
 from service.commands.terminal import say
 from service.errors import InvalidInput
-
-STDERR = 2
 
 app = typer.Typer(help="Make API keys.", no_args_is_help=True)
 
@@ -37,8 +35,10 @@ def new(
         raise InvalidInput("--role must be infer or admin")
     if not name.isprintable():
         raise InvalidInput("--name must be one line of printable characters")
-    if os.path.samestat(os.fstat(STDERR), Path(os.devnull).stat()):  # where `__main__.py` opens a closed one
-        raise InvalidInput("the key is printed to stderr, which is closed or /dev/null; it would be lost")
+    if os.path.sameopenfile(
+        sys.stderr.fileno(), os.open(os.devnull, os.O_RDONLY)
+    ):  # `__main__.py` opens it for a closed one
+        raise InvalidInput("stderr is closed; the key would be lost")
     secret = new_secret()
     say(secret, err=True)
     say(line_for(secret, Role(role)) + (f"  # {name}" if name else ""))

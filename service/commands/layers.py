@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from service.attention.spec import MAX_HEADS, MAX_SCALE, MIN_SCALE
-from service.commands.layer_admin import admin_of, curl
+from service.commands.layer_admin import curl, serve_at
 from service.commands.terminal import console, say, steps
 from service.errors import LayerError, LayerMissing
-from service.layers.wording import about, bounded
+from service.layers.wording import about
 
 if TYPE_CHECKING:
     from service.attention.spec import LayerSpec
@@ -73,9 +73,7 @@ Url = Annotated[
     str | None,
     typer.Option("--url", help="address of a running service, which makes the change at once; needs an admin key"),
 ]
-ApiKey = Annotated[
-    str | None, typer.Option("--api-key", envvar="ATTENTION_CLIENT_KEY", help="the admin key, for --url")
-]
+ApiKey = Annotated[str, typer.Option("--api-key", envvar="ATTENTION_CLIENT_KEY", help="the admin key, for --url")]
 
 app = typer.Typer(help="Import, list, check and remove layers.", no_args_is_help=True)
 
@@ -108,7 +106,7 @@ def import_(
     ignore: Ignore = None,
     replace: Annotated[bool, typer.Option("--replace", help="overwrite another layer of this name")] = False,
     url: Url = None,
-    api_key: ApiKey = None,
+    api_key: ApiKey = "",
     layers_dir: LayersDir = LAYERS_DIR,
 ) -> None:
     """Import one attention layer of a checkpoint into the layer directory."""
@@ -116,7 +114,6 @@ def import_(
     chosen["ignore"] = ignore or ()
     (path,), pairs = separated(context, [str(source)], map_)
     _check_name(name, "--name")
-    admin = admin_of(url, api_key, layers_dir)
     with steps() as step:
         stored = _imported(step, path, name=name, pairs=pairs, fused=fused, **chosen)
         parity, is_new = _save(stored, layers_dir, step, replace=replace)
@@ -124,13 +121,14 @@ def import_(
         say(line)
     file = layers_dir / f"{name}{SUFFIX}"
     say(f"{name}: wrote {file}" if is_new else f"{name}: {file} holds it already")
-    if admin is None:
+    if url is None:
         say(f"{name}: a running service serves it after a restart, or {curl('PUT', name)}")
         return
-    with steps() as step, about(f'"{name}" is stored, but {admin.where} does not serve it'):
-        step(f"waiting for {admin.where} to load it")
-        admin.load(name, stored.digest)
-    say(f"{name}: {admin.where} serves it now, {stored.digest[:19]}…")
+    shown = url.rpartition("@")[2]  # no password
+    with steps() as step, about(f'"{name}" is stored, but {shown} does not serve it'):
+        step(f"waiting for {shown} to load it")
+        serve_at(url, api_key, name, stored.digest, layers_dir)
+    say(f"{name}: {shown} serves it now, {stored.digest[:19]}…")
 
 
 def _check_name(name: str, option: str) -> None:
@@ -147,15 +145,8 @@ def _imported(
     from service.layers.importer import import_layer  # torch takes seconds to import
     from service.layers.key_map import parse_key_map
 
-    size = f" ({_size(Path(path).stat().st_size)})" if Path(path).is_file() else ""
-    step(f"reading {Path(path).name}{size}")
+    step(f"reading {Path(path).name}")
     return import_layer(path, name=name, key_map=parse_key_map(pairs, fused), **chosen)
-
-
-def _size(count: int) -> str:
-    from rich.filesize import decimal
-
-    return decimal(count)
 
 
 def _about(stored: StoredLayer, parity: str) -> Iterator[str]:
@@ -185,7 +176,7 @@ def _save(stored: StoredLayer, layers_dir: Path, step: Callable[[str], None], *,
         if not is_close:
             raise LayerError(f"float32 is too far from its float64 reference, {parity}")
     if is_new:
-        step(f"writing {_size(sum(tensor.nbytes for tensor in stored.tensors.values()))}")
+        step("writing it")
         try:
             with about(f"--layers-dir {layers_dir}"):
                 store.save(stored, replace=replace)
@@ -225,7 +216,11 @@ def list_(layers_dir: LayersDir = LAYERS_DIR) -> None:
     for column in ("name", "width", "heads", "dtype", "family", "digest", "source"):
         # Only the source is cut to the width of the terminal.
         table.add_column(column, no_wrap=True, ratio=1 if column == "source" else None)
-    for path in _files(layers_dir):
+    try:
+        files = sorted(path for path in layers_dir.iterdir() if path.suffix == SUFFIX and path.name[0] != ".")
+    except OSError as error:
+        raise LayerError(f"the layer directory {layers_dir} cannot be read: {error.strerror}") from None
+    for path in files:
         try:
             table.add_row(path.stem, *_row(path))
         except LayerError as error:
@@ -235,14 +230,6 @@ def list_(layers_dir: LayersDir = LAYERS_DIR) -> None:
         say(failure, err=True)
     if failures:
         raise typer.Exit(1)
-
-
-def _files(layers_dir: Path) -> list[Path]:
-    """Return the files of the directory that have the suffix of a layer, sorted; raises LayerError."""
-    try:
-        return sorted(path for path in layers_dir.iterdir() if path.suffix == SUFFIX and path.name[0] != ".")
-    except OSError as error:
-        raise LayerError(f"the layer directory {layers_dir} cannot be read: {error.strerror}") from None
 
 
 def _row(path: Path) -> tuple[str, ...]:
@@ -320,30 +307,17 @@ def _differences(stored: LayerSpec, origin: LayerSpec) -> str:
 
 @app.command()
 def remove(
-    name: Annotated[str, typer.Argument(help="name of a stored layer")],
-    url: Url = None,
-    api_key: ApiKey = None,
-    layers_dir: LayersDir = LAYERS_DIR,
+    name: Annotated[str, typer.Argument(help="name of a stored layer")], layers_dir: LayersDir = LAYERS_DIR
 ) -> None:
-    """Delete a stored layer; with --url, a running service first stops serving it."""
+    """Delete a stored layer; a running service serves it until a restart."""
     _check_name(name, "NAME")
-    admin, file = admin_of(url, api_key, layers_dir), layers_dir / f"{name}{SUFFIX}"
-    if file not in (files := _files(layers_dir)):
-        known = bounded(", ".join(path.stem for path in files)) or "none"
-        raise LayerError(f'the layer directory {layers_dir} has no layer "{name}"; it has {known}')
-    with about(f"{file} is not removed"):
-        _row(file)
-        if admin is not None:
-            with about(f"{admin.where} still serves it"):
-                was_served = admin.unload(name)
-            say(f"{name}: {admin.where} {'no longer serves it' if was_served else 'does not serve it'}")
-        try:
-            file.unlink()
-        except OSError as error:
-            raise LayerError(str(error.strerror)) from None
+    file = layers_dir / f"{name}{SUFFIX}"
+    try:
+        file.unlink()
+    except OSError as error:
+        raise LayerError(f"{file} is not removed: {error.strerror}") from None
     say(f"{name}: removed {file}")
-    if admin is None:
-        say(f"{name}: a running service serves it until a restart, or {curl('DELETE', name)}")
+    say(f"{name}: a running service serves it until a restart, or {curl('DELETE', name)}")
 
 
 def _parity(stored: StoredLayer, origin: StoredLayer) -> tuple[bool, str]:

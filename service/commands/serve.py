@@ -7,7 +7,6 @@ environment variables, from which a worker reads its settings. A failed start pr
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import subprocess
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
     from service.observability.telemetry import Telemetry
     from service.settings import Settings
-    from service.supervisor.supervisor import Plan
     from service.worker.control_channel import ControlChannel
     from service.worker.server import Server
 
@@ -45,94 +43,71 @@ def serve(
 ) -> None:
     """Serve the layers of a directory until SIGTERM or SIGINT. Each option overrides its ATTENTION_ variable."""
     # Imported here, because the other commands do not need these, and the settings take 0.3 s to import.
-    from service.observability.line_writer import use_console
-    from service.settings import child_environment, has_colours, is_console, is_loopback, load_settings
+    from service.observability.line_writer import use_format
+    from service.settings import child_environment, is_loopback, load_settings, log_format
     from service.supervisor.processes import STDOUT, nonblocking_streams, write_log_line
-    from service.supervisor.supervisor import exec_supervisor
+    from service.supervisor.supervisor import Plan, exec_supervisor
 
     is_terminal = os.isatty(STDOUT)  # until a pipe takes its place
-    colours = is_terminal and has_colours()
     with nonblocking_streams():
         given = dict(host=host, port=port, layers_dir=layers_dir, workers=workers, device=device, dtype=dtype)
         settings = load_settings(**given)
-        if is_console(settings, is_terminal=is_terminal):
-            settings = settings.model_copy(update={"log_format": "console"})
-            use_console(colours=colours)
+        settings = settings.model_copy(update={"log_format": log_format(settings, is_terminal=is_terminal)})
+        use_format(settings.log_format)
         is_variable = layers_dir is None and "layers_dir" in settings.model_fields_set
-        if not _has_layers(settings.layers_dir, "ATTENTION_LAYERS_DIR" if is_variable else "--layers-dir"):
-            reason = "the directory has none: `make layers` or `attention-service layers import` makes some"
-            write_log_line("warning", "no_layers", reason=reason, effect="only attention without a layer is served")
+        _check_layers(settings.layers_dir, "ATTENTION_LAYERS_DIR" if is_variable else "--layers-dir")
         _check_start(settings)
         if settings.api_keys_file is None and not is_loopback(settings.host):
             write_log_line("warning", "open_to_all", host=settings.host, reason="no ATTENTION_API_KEYS_FILE is set")
         settings = without_unusable_gpu(settings)
     settings = settings.model_copy(update={"workers": num_workers(settings)})
-    exec_supervisor(_plan(settings, colours=colours), child_environment(settings))
-
-
-def _plan(settings: Settings, *, colours: bool) -> Plan:
-    from service.supervisor.supervisor import Plan
-
-    return Plan(
-        command=(sys.executable, "-m", "service", "worker", *(["--colours"] if colours else [])),
+    plan = Plan(
+        command=(sys.executable, "-m", "service", "worker"),
         host=settings.host,
         port=settings.port,
         workers=settings.workers,
         drain_s=settings.drain_delay_s + settings.shutdown_grace_s,
         watchdog_timeout_s=settings.stuck_s,
         run_dir=None if settings.run_dir is None else str(settings.run_dir),
-        welcome=_welcome(settings) if settings.log_format == "console" else None,
-        colours=colours,
+        log_format=settings.log_format,
+        welcome=_welcome(settings) if settings.log_format != "json" else "",
     )
+    exec_supervisor(plan, child_environment(settings))
 
 
 def _welcome(settings: Settings) -> str:
-    """Return the text of `supervisor/welcome.py`; the command in it works as it is printed."""
+    """Return the three lines with which a terminal begins; the command in them works as it is printed."""
     from service import __version__
-    from service.settings import listed
-    from service.supervisor.welcome import AUTHORITY, LAYERS
+    from service.settings import local_url
+    from service.supervisor.supervisor import LAYERS, PORT
 
-    has_tls, hosts = settings.tls_cert_file is not None, listed(settings.allowed_hosts)
-    url = f"{'https' if has_tls else 'http'}://{AUTHORITY}"
-    # The certificate has the service's public name, not the address used here.
-    command = (
-        f"curl -s{'k' if has_tls else ''} {url}{_question(settings.layers_dir)} -H 'Content-Type: application/json'"
-    )
-    if named := "*" not in hosts and [name for name in hosts if not {"*", ":"} & {*name}]:
-        command += f" -H 'Host: {named[0]}'"
+    url = local_url(settings, PORT)
+    question = '{"query": [[1, 0]], "key": [[1, 0], [0, 1]], "value": [[1, 2], [3, 4]]}'
+    options = f"-H 'Content-Type: application/json' -d '{question}'"
+    if settings.tls_cert_file is not None:
+        options += " -k"  # the certificate has the service's public name, not the address used here
     if settings.api_keys_file is not None:
-        command += ' -H "Authorization: Bearer $KEY"'
+        options += ' -H "Authorization: Bearer $KEY"'
     docs = f"open {url}/docs, " if settings.docs else ""
-    served = f"ready: it serves {LAYERS}attention without a layer (/v1/attention)"
-    return f"attention-service {__version__} starts on {url}\n{served}\n{docs}ask with: {command}\n"
+    return (
+        f"attention-service {__version__} starts on {url}\n"
+        f"ready: it serves attention without a layer{LAYERS}\n"
+        f"{docs}ask with: curl {url}/v1/attention {options}\n"
+    )
 
 
-def _question(layers_dir: Path) -> str:
-    """Return path and body of a request to the first stored layer, or to attention without a layer; it does not import torch."""
-    from service.commands.layers import MAX_HEAD_BYTES, NAME
-
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-        files = (path for path in layers_dir.glob("*.safetensors") if path.is_file())
-        path = min(path for path in files if NAME.fullmatch(path.stem))
-        with path.open("rb") as file:
-            head = json.loads(file.read(min(int.from_bytes(file.read(8), "little"), MAX_HEAD_BYTES)))
-        spec = json.loads(head["__metadata__"]["spec"])
-        widths = {name: int(spec[f"{name}_width"]) for name in ("query", "key", "value")}
-        if len(set(widths.values())) == 1:
-            del widths["key"], widths["value"]
-        rows = ", ".join(f'\\"{name}\\": [[$(seq -s, {width})]]' for name, width in widths.items())
-        return f'/v1/layers/{path.stem}/attend -d "{{{rows}}}"'
-    return """/v1/attention -d '{"query": [[1, 0]], "key": [[1, 0], [0, 1]], "value": [[1, 2], [3, 4]]}'"""
-
-
-def _has_layers(directory: Path, origin: str) -> bool:
-    """Return whether the directory has a layer; if it cannot be read, raise SettingsError with the option or variable of it."""
+def _check_layers(directory: Path, origin: str) -> None:
+    """Warn if the directory has no layer; if it cannot be read, raise SettingsError with the option or variable of it."""
     from service.settings import SettingsError
+    from service.supervisor.processes import write_log_line
 
     try:
-        return any(path.suffix == ".safetensors" for path in directory.iterdir())
+        has_layers = any(path.suffix == ".safetensors" for path in directory.iterdir())
     except OSError as error:
         raise SettingsError(f"{origin}: {error.filename} cannot be read: {error.strerror}") from None
+    if not has_layers:
+        reason = "the directory has none: `make layers` or `attention-service layers import` makes some"
+        write_log_line("warning", "no_layers", reason=reason, effect="only attention without a layer is served")
 
 
 def _check_start(settings: Settings) -> None:
@@ -220,20 +195,16 @@ def worker(
     channel: Annotated[int, typer.Option()],
     run_dir: Annotated[Path, typer.Option()],
     peers: Annotated[int, typer.Option()] = 0,
-    colours: Annotated[bool, typer.Option()] = False,
 ) -> None:
     """Run one process of the service; `serve` starts it."""
     from service.attention.heap import keep_freed
-    from service.observability.line_writer import use_console
     from service.observability.logs import configure_logs
     from service.settings import load_settings
 
     keep_freed()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     settings = load_settings()
-    if settings.log_format == "console":
-        use_console(colours=colours)
-    configure_logs(settings.log_level, worker=slot)
+    configure_logs(settings.log_level, log_format=settings.log_format, worker=slot)
     raise typer.Exit(_run(settings, port, slot, channel, run_dir, peers))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -23,20 +23,18 @@ def say(line: str, *, err: bool = False) -> None:
     typer.echo(printable(line), err=err)
 
 
-def console(*, stderr: bool = False) -> Console:
+def console() -> Console:
     """Return a console that prints text as it is: brackets and colons in the names of files are no markup."""
     from rich.console import Console  # it takes 0.1 s to import
 
-    return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
+    return Console(markup=False, emoji=False, highlight=False)
 
 
 @contextlib.contextmanager
 def steps() -> Iterator[Callable[[str], None]]:
-    """Yield a function that shows what the command does now and since when; the next step replaces it."""
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    """Yield a function that shows what the command does now; the next step replaces it."""
+    from rich.console import Console
+    from rich.text import Text
 
-    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
-    where: Any = dict(console=console(stderr=True), redirect_stdout=False, redirect_stderr=False)
-    with Progress(*columns, **where, transient=True, disable=not sys.stderr.isatty()) as progress:
-        task = progress.add_task("")
-        yield lambda text: progress.update(task, description=printable(text), refresh=True)
+    with Console(stderr=True, force_terminal=sys.stderr.isatty()).status("") as status:
+        yield lambda text: status.update(Text(printable(text)))

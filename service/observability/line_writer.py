@@ -41,25 +41,21 @@ console: Callable[[Mapping[str, Any]], bytes] | None = None
 """Renders the lines of this process for a person; None: they are JSON."""
 
 
-def use_console(*, colours: bool) -> None:
-    """Write the lines of this process for a person from now on; call it before the first one."""
+def use_format(name: str) -> None:
+    """Write the lines of this process in the form `console`, `plain` or else JSON; call it before the first one."""
     global console  # noqa: PLW0603 (the streams of a process are global as well)
-    from service.observability.console import console_renderer  # noqa: PLC0415 (it loads structlog)
+    if name in ("console", "plain"):
+        from service.observability.console import console_renderer  # noqa: PLC0415 (it loads structlog)
 
-    console = console_renderer(colours=colours)
-
-
-def is_hidden(event: str) -> bool:
-    """Return whether a person does not see these events: `supervisor/welcome.py` says once what they say of each worker."""
-    return console is not None and event in ("serving", "worker_started", "listening", "layer_loaded", "layers_served")
+        console = console_renderer(colours=name == "console")
 
 
 def log_line(level: str, event: str, **fields: object) -> bytes:
-    """Return one line like those of `observability/logs.py`; None is left out."""
+    """Return one line like those of `observability/logs.py`, or none for what a person does not see; None is left out."""
     head = {"timestamp": timestamp(time.time_ns()), "level": level, "event": event, "version": __version__}
     line = {name: value for name, value in {**head, **fields}.items() if value is not None}
     if console is not None:
-        return console(line) + b"\n"
+        return console(line)
     return json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
 
 
@@ -75,7 +71,9 @@ class LineWriter:
         self._lock = threading.RLock()
 
     def write(self, lines: bytes) -> None:
-        """Write whole lines, at most PIPE_BUF bytes together: a pipe takes all of them or none."""
+        """Write whole lines (or none), at most PIPE_BUF bytes together: a pipe takes all of them or none."""
+        if not lines:
+            return
         with self._lock:
             if self._waiting or self._num_unreported:
                 self.flush()

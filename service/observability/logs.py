@@ -42,16 +42,19 @@ REFUSAL_WINDOW_S = 1.0
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 
 
-def configure_logs(level: str, stream: LineWriter | BinaryIO | None = None, *, worker: int | None = None) -> None:
+def configure_logs(
+    level: str, stream: LineWriter | BinaryIO | None = None, *, worker: int | None = None, log_format: str = "json"
+) -> None:
     """Configure logs once per process, before its first line; `stream` is stdout except in tests.
 
     Every line carries the number of the `worker`.
     """
     global _lines, _process  # noqa: PLW0603 (structlog's configuration is global as well)
+    line_writer.use_format(log_format)
     _process = {"version": __version__} if worker is None else {"version": __version__, "worker": worker}
     lines = _lines = _Lines(_stdout if stream is None else stream, _LEVELS[level])
     structlog.configure(
-        processors=[_without_hidden, structlog.processors.format_exc_info, _render],
+        processors=[structlog.processors.format_exc_info, _render],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
         logger_factory=lambda *_: lines,
     )
@@ -202,28 +205,22 @@ class _LibraryHandler(logging.Handler):
         get_logger().log(level, "library", logger=record.name, message=text, exc_info=record.exc_info)
 
 
-def _without_hidden(_: Any, level: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:  # noqa: ARG001 (structlog's)
-    if line_writer.is_hidden(event["event"]):
-        raise structlog.DropEvent
-    return event
-
-
 def _render(_: Any, level: str, event: MutableMapping[str, Any]) -> bytes:
     """Return the line of an event; the last processor of structlog."""
     return _line(level, event.pop("event"), event.items(), time.time_ns())
 
 
 def _line(level: str, event: str, fields: Iterable[tuple[str, Any]], at_ns: int) -> bytes:
-    """Return one line, whatever the values are; `at_ns` is nanoseconds since the epoch."""
+    """Return one line, whatever the values are, or none for an event that a person does not see; `at_ns` is since the epoch."""
     render = line_writer.console or _dumps
     head: dict[str, Any] = {"timestamp": timestamp(at_ns), "level": level, "event": event, **_process}
     head |= {name: value for name, value in fields if value is not None}
     line = render(head)
     if len(line) > SHORT_LINE_BYTES:  # only now, because a look at each value would be a fifth of a line's cost
         line = render({name: _truncated(name, value) for name, value in head.items()})
-    if len(line) >= MAX_LINE_BYTES:
+    if len(line) > MAX_LINE_BYTES:
         line = render({name: _shortened(value) for name, value in list(head.items())[:20]} | {"truncated": True})
-    return line + b"\n"
+    return line
 
 
 def _truncated(name: str, value: Any) -> Any:
@@ -244,10 +241,12 @@ def _shortened(value: Any) -> Any:
 
 def _dumps(line: dict[str, Any]) -> bytes:
     try:
-        return orjson.dumps(line, default=_ascii)
+        return orjson.dumps(line, default=_ascii, option=orjson.OPT_APPEND_NEWLINE)
     except (TypeError, ValueError):
         # orjson refuses a lone surrogate or an integer beyond 64 bits: write them as text.
-        return orjson.dumps({str(name): _ascii(value) for name, value in line.items()})
+        return orjson.dumps(
+            {str(name): _ascii(value) for name, value in line.items()}, option=orjson.OPT_APPEND_NEWLINE
+        )
 
 
 def _ascii(value: Any) -> str:

@@ -27,7 +27,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from service.errors import ServiceError, printable
-from service.observability.line_writer import FINISH_S, LineWriter, is_hidden, log_line
+from service.observability.line_writer import FINISH_S, LineWriter, log_line
 from service.supervisor.channel import MAX_WORKER_BYTES, Channel
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
@@ -229,5 +229,4 @@ def write_text(text: str) -> None:
 
 def write_log_line(level: str, event: str, **fields: object) -> None:
     """Write one line to stdout without waiting for a reader."""
-    if not is_hidden(event):
-        _log.write(log_line(level, event, **fields))
+    _log.write(log_line(level, event, **fields))

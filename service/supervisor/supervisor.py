@@ -26,18 +26,18 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import NoReturn
 
-from service.observability.line_writer import use_console
+from service.observability.line_writer import use_format
 from service.supervisor import processes
 from service.supervisor.channel import STACKS_SIGNAL, Channel
 from service.supervisor.coordinator import Coordinator
 from service.supervisor.run_directory import RunDirectory
 from service.supervisor.status import State, WorkerStatus
-from service.supervisor.welcome import welcome
 
 EXIT_FAILED = 1
 EXIT_REFUSED = 3
@@ -59,6 +59,8 @@ LONGEST_DELAY_S = 5.0
 STEADY_S = 10.0
 # After this many checks without a message a process is killed; at the check before, it writes its stacks.
 CHECKS = 5
+# In `Plan.welcome`: what the supervisor alone knows.
+PORT, LAYERS = "<port>", "<layers>"
 # Two checks must lie further apart than two messages (PING_S) ever do.
 MIN_TIMEOUT_S = 10.0
 
@@ -70,7 +72,7 @@ class Plan:
     `supervise` adds the options `--port` and `--run-dir` to `command`, and each start `--slot` (counts from 0 and outlives the
     process in it), `--peers` (how many other processes send messages) and `--channel` (the number of an open descriptor).
     `drain_s` is how long a process may drain (the delay and the grace), `watchdog_timeout_s` how long it may send no message.
-    Log lines are for a person if there is a `welcome` (`supervisor/welcome.py`).
+    The first line of `welcome` tells the address, the others are true once all is ready.
     """
 
     command: Sequence[str]
@@ -80,8 +82,8 @@ class Plan:
     drain_s: float
     watchdog_timeout_s: float
     run_dir: str | None = None
-    welcome: str | None = None
-    colours: bool = False
+    log_format: str = "json"
+    welcome: str = ""
 
 
 @dataclasses.dataclass(slots=True)
@@ -109,24 +111,16 @@ class Slot:
 
 
 class Supervisor:
-    """Runs a plan; `clean_up(slot)` removes what a dead process left in the run directory.
-
-    `is_ready` is called with the names of the layers when the service is ready for the first time.
-    """
+    """Runs a plan; `clean_up(slot)` removes what a dead process left in the run directory."""
 
     def __init__(
-        self,
-        plan: Plan,
-        system: processes.Posix,
-        clean_up: Callable[[int], None],
-        log: Callable[..., None],
-        is_ready: Callable[[Collection[str]], None] | None = None,
+        self, plan: Plan, system: processes.Posix, clean_up: Callable[[int], None], log: Callable[..., None]
     ) -> None:
         self._plan = plan
         self._system = system
         self._clean_up = clean_up
         self._log = log
-        self._is_ready = is_ready
+        self._welcome = plan.welcome
         self._slots = [Slot(index, start_at=system.now()) for index in range(plan.workers)]
         self._coordinator = Coordinator(plan.workers, system.now)
         self._check_s = max(MIN_TIMEOUT_S, plan.watchdog_timeout_s) / CHECKS
@@ -145,7 +139,7 @@ class Supervisor:
             signum = self._system.wait(timeout_s, [slot.channel for slot in self._slots if slot.channel])
             for slot in self._slots:
                 self._hear(slot)
-            self._report_ready()
+            self._say_ready()
             if signum in _STOPS:
                 self._stop(signal.Signals(signum))
             elif signum == signal.SIGHUP:
@@ -161,10 +155,13 @@ class Supervisor:
                 self._log("info", "stopped", exit_code=self._exit_code)
                 return self._exit_code
 
-    def _report_ready(self) -> None:
-        if self._is_ready is not None and self._coordinator.why_not_ready() is None:
-            self._is_ready(self._coordinator.desired.layers)
-            self._is_ready = None
+    def _say_ready(self) -> None:
+        if not self._welcome or self._coordinator.why_not_ready() is not None:
+            return
+        layers = self._coordinator.desired.layers
+        names = textwrap.shorten(", ".join(["", *sorted(layers)]), 200, placeholder=f" … ({len(layers)} layers)")
+        processes.write_text(self._welcome.replace(LAYERS, names))
+        self._welcome = ""
 
     def _alive(self) -> list[int]:
         return [slot.pid for slot in self._slots if slot.pid is not None]
@@ -285,20 +282,20 @@ def supervise(plan: Plan) -> int:
 
     A failure to start is one line on stderr and EXIT_FAILED.
     """
-    if plan.welcome is not None:
-        use_console(colours=plan.colours)
+    use_format(plan.log_format)
     system, parent = processes.Posix(), None if plan.run_dir is None else Path(plan.run_dir)
     try:
         with (
             processes.reserve_port(plan.host, plan.port) as reserved,
             closing(RunDirectory.make(parent, plan.workers)) as run,
         ):
-            host, port = reserved.getsockname()[:2]
+            port = reserved.getsockname()[1]
             processes.write_log_line("info", "serving", host=plan.host, port=port, workers=plan.workers)
             command = (*plan.command, "--port", str(port), "--run-dir", str(run.path))
-            plan = dataclasses.replace(plan, command=command)
-            is_ready = None if plan.welcome is None else welcome(plan.welcome, host, port)
-            return Supervisor(plan, system, run.clean_up, processes.write_log_line, is_ready).run()
+            address, end, rest = plan.welcome.replace(PORT, str(port)).partition("\n")
+            processes.write_text(address + end)
+            plan = dataclasses.replace(plan, command=command, welcome=rest)
+            return Supervisor(plan, system, run.clean_up, processes.write_log_line).run()
     except processes.StartError as error:
         processes.print_error(error.message)
         return EXIT_FAILED

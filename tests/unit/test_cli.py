@@ -108,7 +108,7 @@ def test_a_stdout_that_cannot_be_written_is_one_sentence(tmp_path, command):
 @pytest.mark.parametrize("stdout", [">&-", "</dev/null 1<&0"])
 def test_a_result_that_a_closed_stdout_loses_is_an_error(tmp_path, command, stdout):
     done = in_shell(tmp_path, f"{command} {stdout}")
-    line = "attention-service: a write failed: stdout is closed"
+    line = "attention-service: a write failed: Bad file descriptor"
     assert (done.returncode, done.stdout, done.stderr.splitlines()[-1]) == (1, "", line)
     assert len(done.stderr.splitlines()) == 1 + (command == "keys new"), "that command prints its secret to stderr"
 

@@ -27,7 +27,7 @@ def served(monkeypatch):
         return 3
 
     monkeypatch.setattr(memory, "keep_freed", lambda: kept.append(True))
-    monkeypatch.setattr(logs, "configure_logs", lambda level, worker: None)
+    monkeypatch.setattr(logs, "configure_logs", lambda level, **_: None)
     monkeypatch.setattr(serve, "_run", run)
     yield found
     sys.setswitchinterval(interval)

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.filesize import decimal
 
 from service import cli
 from service.commands.terminal import say
@@ -105,8 +104,7 @@ def test_progress_is_shown_on_a_terminal_and_nowhere_else(tmp_path):
         os.close(mine)
         assert drawn.stdout is not None
         result = drawn.stdout.read()
-    size = decimal(source.stat().st_size)
-    for step in ("loading torch", f"reading x.safetensors ({size})", "comparing it with float64", "writing 1.2 kB"):
+    for step in ("loading torch", "writing it"):  # the first one, which takes seconds, and the last
         assert step in shown.decode()
     piped = subprocess.run(words, env=where, capture_output=True, text=True, check=True)
     assert piped.stderr == ""

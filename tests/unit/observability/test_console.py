@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from service.errors import printable
 from service.observability import line_writer
 from service.observability.console import console_renderer
-from service.observability.line_writer import use_console
+from service.observability.line_writer import use_format
 from service.observability.logs import MAX_LINE_BYTES, get_logger, log_request
 from tests.unit.observability.test_logs import LINE, Captured
 
@@ -33,19 +33,21 @@ def zone(monkeypatch):
 def captured(monkeypatch):
     """What this process logs for a person, without colours."""
     monkeypatch.setattr(line_writer, "console", None)
-    use_console(colours=False)
+    use_format("plain")
     with Captured() as captured:
         yield captured
 
 
 def rendered(*, colours=False, **fields) -> str:
-    return console_renderer(colours=colours)({**HEAD, **fields}).decode()
+    line = console_renderer(colours=colours)({**HEAD, **fields}).decode()
+    assert line.endswith("\n")
+    return line[:-1]
 
 
 @pytest.mark.usefixtures("zone")
 def test_a_line_has_the_local_time_the_level_the_event_and_its_fields():
     assert rendered(worker=0, signal="SIGTERM", reason="no room") == (
-        "12:00:00 [info     ] draining         worker=0 signal=SIGTERM reason='no room'"
+        "12:00:00 [info     ] draining         worker=0 signal='SIGTERM' reason='no room'"
     )
 
 
@@ -59,8 +61,8 @@ def test_colours_change_nothing_else():
 def test_a_request_shows_what_a_person_looks_for(captured):
     log_request({**LINE, "code": "bad_shape", "status": 422, "detail": "query has 2 features"})
     assert re.fullmatch(
-        r"\d\d:\d\d:\d\d \[info     \] request          route=/v1/layers/\{layer\}/attend method=POST status=422 "
-        r"code=bad_shape layer=minilm-l0 tokens=48 total_ms=2.0 detail='query has 2 features'\n",
+        r"\d\d:\d\d:\d\d \[info     \] request          route='/v1/layers/\{layer\}/attend' method='POST' status=422 "
+        r"code='bad_shape' layer='minilm-l0' tokens=48 total_ms=2.0 detail='query has 2 features'\n",
         captured.text,
     )
 
@@ -79,7 +81,7 @@ def test_a_value_moves_no_cursor_and_begins_no_line(value, colours):
 
 @given(st.dictionaries(st.text("abcdef", min_size=1), st.text() | st.integers() | st.floats(), max_size=30))
 def test_a_line_fits_into_one_write(fields):
-    line_writer.use_console(colours=True)
+    line_writer.console = console_renderer(colours=True)
     try:
         with Captured() as captured:
             get_logger().info(

@@ -4,15 +4,16 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import Collection
 
 import pytest
 
+from service.supervisor import processes
 from service.supervisor.status import DesiredState, State, WorkerStatus
-from service.supervisor.supervisor import EXIT_REFUSED, Plan, Supervisor, exec_supervisor
+from service.supervisor.supervisor import EXIT_REFUSED, LAYERS, Plan, Supervisor, exec_supervisor
 
 TERM, INT, KILL, HUP = signal.SIGTERM, signal.SIGINT, signal.SIGKILL, signal.SIGHUP
 GRACE_S, DELAY_S, CHECK_S = 30.0, 5.0, 12.0
@@ -118,7 +119,7 @@ class FakeSystem:
 
 
 class Outcome:
-    def __init__(self, system, *, workers=2, watchdog_timeout_s=60.0, line_s=0.0):
+    def __init__(self, system, *, workers=2, watchdog_timeout_s=60.0, line_s=0.0, welcome=""):
         plan = Plan(
             command=("worker", "--port", "8123"),
             host="127.0.0.1",
@@ -126,14 +127,14 @@ class Outcome:
             workers=workers,
             drain_s=DELAY_S + GRACE_S,
             watchdog_timeout_s=watchdog_timeout_s,
+            welcome=welcome,
         )
         self.system = system
         self.line_s = line_s  # seconds that writing a log line takes
         self.cleaned_up = list[int]()
         self.lines = []
         self.exit_code = None
-        self.ready = list[Collection[str]]()
-        supervisor = Supervisor(plan, system, self.cleaned_up.append, self.log, self.ready.append)
+        supervisor = Supervisor(plan, system, self.cleaned_up.append, self.log)
         with contextlib.suppress(ScriptEnded):
             self.exit_code = supervisor.run()
 
@@ -156,7 +157,7 @@ def test_a_plan_survives_the_exec_and_the_environment_is_no_argument(monkeypatch
 
     monkeypatch.setattr(os, "execve", execve)
     monkeypatch.setattr(signal, "pthread_sigmask", lambda *_: None)
-    plan = Plan(["run", "it"], "::1", 80, 3, 31.5, 60.0, run_dir, "starts\n", colours=True)
+    plan = Plan(["run", "it"], "::1", 80, 3, 31.5, 60.0, run_dir, "plain", "starts\n")
     with pytest.raises(SystemExit):
         exec_supervisor(plan, {"A": "secret"})
     ((_, command, environment),) = execs
@@ -172,12 +173,21 @@ def test_the_supervisor_imports_neither_torch_nor_the_libraries_of_a_worker():
     assert heavy.isdisjoint(modules)
 
 
-def test_readiness_is_reported_once_with_the_served_layers():
-    ready = WorkerStatus(State.READY, version=1, found={"small": "sha256:1"})
-    starting = FakeSystem(("report", 0, ready))
-    assert Outcome(starting).ready == []
-    system = FakeSystem(("report", 0, ready), ("report", 1, ready), ("exit", 1001, 1), ("due",), ("report", 0, ready))
-    assert Outcome(system).ready == [{"small": "sha256:1"}]
+WELCOME = f"it serves attention{LAYERS}\n"
+
+
+@pytest.mark.parametrize(
+    ("layers", "named"), [(0, r""), (2, ", l00000, l00001"), (14_000, r", l00000, .*, l000\d\d, … \(14000 layers\)")]
+)
+def test_a_terminal_reads_once_what_is_served_when_it_is(monkeypatch, layers, named):
+    said: list[str] = []
+    monkeypatch.setattr(processes, "write_text", said.append)
+    ready = WorkerStatus(State.READY, version=1, found={f"l{number:05d}": "sha256:1" for number in range(layers)})
+    Outcome(FakeSystem(("report", 0, ready)), welcome=WELCOME)
+    assert said == []
+    both = ("report", 0, ready), ("report", 1, ready)
+    Outcome(FakeSystem(*both, ("exit", 1001, 1), ("due",), ("report", 0, ready)), welcome=WELCOME)
+    assert re.fullmatch(f"it serves attention{named}\n", "".join(said))
 
 
 def test_the_supervisor_starts_every_slot_with_its_arguments():
