@@ -30,9 +30,8 @@ def _open_streams() -> None:
         if getattr(sys, name) is None:
             # It gets the lowest free descriptor, which is the closed one, and stays open until the process ends.
             descriptor = os.open(os.devnull, os.O_WRONLY if name == "stderr" else os.O_RDONLY)
-            stream = io.TextIOWrapper(
-                io.FileIO(descriptor, mode), write_through=True
-            )  # with nothing left to write at the end
+            # Written through, so that nothing is left to write when the interpreter ends.
+            stream = io.TextIOWrapper(io.FileIO(descriptor, mode), write_through=True)
             os.set_inheritable(stream.fileno(), True)
             setattr(sys, name, stream)
             setattr(sys, f"__{name}__", stream)  # keeps the stream open if `sys.<name>` is replaced later

@@ -314,6 +314,8 @@ def remove(
     file = layers_dir / f"{name}{SUFFIX}"
     try:
         file.unlink()
+    except FileNotFoundError:
+        raise LayerError(f"{layers_dir} has no layer {name}; `layers list` names those that it has") from None
     except OSError as error:
         raise LayerError(f"{file} is not removed: {error.strerror}") from None
     say(f"{name}: removed {file}")

@@ -380,7 +380,7 @@ def test_a_removed_layer_is_gone_and_the_others_stay(run_command, tmp_path):
         f"mine: a running service serves it until a restart, or with an admin key: {curl('DELETE')}",
     ]
     assert Store(tmp_path / "layers").names() == ["other"]
-    why = f"{tmp_path}/layers/mine.safetensors is not removed: No such file or directory"
+    why = f"{tmp_path}/layers has no layer mine; `layers list` names those that it has"
     assert run_command("remove", "mine") == (1, "", f"attention-service: {why}\n")
 
 
