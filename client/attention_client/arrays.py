@@ -88,12 +88,9 @@ def made_like(like: Array, found: Raw) -> Array:
     if isinstance(like, np.ndarray):
         if found.dtype != "bfloat16":
             return found.bits
-        # An optional dependency: it defines the dtype, so it is installed wherever a NumPy array of bfloat16 exists. It may be
-        # absent where only another input was bfloat16, of torch.
-        try:
-            import ml_dtypes  # noqa: PLC0415
-        except ImportError:
-            raise BadDtype("bfloat16 in a NumPy array needs the package ml_dtypes: pip install ml_dtypes") from None
+        # An optional dependency: it defines the dtype, so it is installed wherever a NumPy array of bfloat16 exists.
+        import ml_dtypes  # noqa: PLC0415
+
         return found.bits.view(ml_dtypes.bfloat16)
     torch = sys.modules["torch"]
     return torch.from_numpy(found.bits).view(getattr(torch, found.dtype)).to(like.device)  # type: ignore[no-any-return]

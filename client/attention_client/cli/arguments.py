@@ -26,7 +26,7 @@ def by_option(message: str, options: Mapping[str, str]) -> str:
     """Return an error's message in which the words of the command line stand for fields: where a clause begins, or after "in"."""
     fields = "|".join(re.escape(name) for name in sorted(options, key=len, reverse=True))
     place = rf"(?:^|(?<=[,;] )|(?<= in )|(?<=dtype of ))({fields})(?![\w\]])(\.(?=\w))?"
-    return re.sub(place, lambda found: options[found[1]] + ": " * bool(found[2]), message) if options else message
+    return re.sub(place, lambda found: options[found[1]] + ": " * bool(found[2]), message)
 
 
 def request_body(
@@ -81,8 +81,8 @@ def _fields(option: str, first: str, text: str) -> dict[str, Any]:
             found[first] = word
             continue
         try:
-            found[name] = json.loads(value)
-        except (ValueError, RecursionError):
+            found[name] = json.loads(value, parse_constant=dict[str, Any]().__getitem__)
+        except (LookupError, ValueError, RecursionError):
             found[name] = tensor_field(load_array(Path(value))) if name == "values" else value
     if not found:
         raise InvalidInput(f"{option}: the {first} is missing")

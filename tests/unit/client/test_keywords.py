@@ -42,7 +42,11 @@ def asked(service: Answering, kind: type, method: str, **options: object) -> Non
      ("return_attention_scores", "weights="), ("top_k", 'weights=Weights("top_k", k=3)'),
      ("q", "write query="), ("k", "write key="),
      ("v", "write value="), ("past_key_values", "past|whole"), ("dropout_p", "leave it out"), ("training", "leave it out"),
-     ("timeout", "timeout_s="), ("weigths", "did you mean weights="), ("xyz", "it has ")],
+     ("query_mask", "masks.attend(values)"), ("head_mask", "masks.attend"), ("alibi_slopes", "masks=[masks.bias(values)]"),
+     ("key_value_seq_lengths", "masks=[masks.lengths(n)]"), ("local_window_size", "masks=[masks.window(left, right)]"),
+     ("return_attn_probs", 'weights="heads"'), ("inputs_q", "write query="), ("encoder_hidden_states", "write key="),
+     ("timeout", "timeout_s="), ("masked_row", "did you mean masked_rows="),
+     ("weigths", "did you mean weights="), ("xyz", "it has ")],
 )  # fmt: skip
 def test_a_keyword_of_another_library_is_answered_with_what_to_write(service, kind, method, name, written):
     with pytest.raises(TypeError, match=rf"^{method}\(\) has no argument {name}: ") as raised:
@@ -101,7 +105,7 @@ def test_weights_that_name_no_form_are_answered_with_the_forms(service, method, 
      ({"kind": "lengths", "values": [3]}, "masks=[masks.lengths(values)]"), ("causal", "masks=[masks.causal()]"),
      (["ignore"], "masks[0] is a str: write masks.ignore(values)"),
      ([{"kind": "padding"}], "a mask must say what its values mean"),
-     ([{}], "a mask must say"), ([True], "a mask must say"), (masks.causal(), "like [masks.causal()]")],
+     ([{}], "a mask must say"), ([True], "a mask must say"), (masks.causal(), "write masks=[masks.causal()]")],
     ids=repr,
 )  # fmt: skip
 def test_a_mask_in_the_form_of_the_api_is_answered_with_the_call_that_makes_it(service, value, written):
