@@ -25,6 +25,7 @@ def svg(weights: np.ndarray, queries: Sequence[str], keys: Sequence[str], title:
     left, top = (round(max(map(cell_len, words)) * CHARACTER) + 50 for words in (queries, keys))
     bar = left + CELL * len(keys) + max(30, top // 2)
     width, height = bar + 110, top + max(CELL * len(queries), BAR) + 30
+    size = f'width="{width}" height="{height}"'
     texts = [
         (f'x="{left}" y="16" font-weight="bold"', title),
         (f'x="{left}" y="34"', "key: a column each, is attended to"),
@@ -35,9 +36,9 @@ def svg(weights: np.ndarray, queries: Sequence[str], keys: Sequence[str], title:
         *((f'x="{bar + 22}" y="{top + BAR * (1 - part) + 4:g}"', f"{high * part:.3g}") for part in (0, 0.5, 1)),
     ]
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" font-size="11">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" {size} font-family="sans-serif" font-size="11">',
         f'<linearGradient id="scale" y1="1" x2="0" y2="0"><stop stop-color="{INK}" stop-opacity="0"/>',
-        f'<stop offset="1" stop-color="{INK}"/></linearGradient><rect width="{width}" height="{height}" fill="white"/>',
+        f'<stop offset="1" stop-color="{INK}"/></linearGradient><rect {size} fill="white"/>',
         f'<rect x="{bar}" y="{top}" width="16" height="{BAR}" fill="url(#scale)" stroke="gray"/>',
         *(f"<text {where}>{html.escape(printable(text))}</text>" for where, text in texts),
     ]
