@@ -40,9 +40,9 @@ class Summarized:
     __slots__ = ()
 
     def __repr__(self) -> str:
-        shown = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.repr}  # type: ignore[arg-type]
-        found = {name: _summary(value) for name, value in shown.items()}
-        return f"{type(self).__name__}({', '.join(f'{name}={text}' for name, text in found.items() if text)})"
+        names = [field.name for field in dataclasses.fields(self) if field.repr]  # type: ignore[arg-type]
+        shown = [f"{name}={text}" for name in names if (text := _summary(getattr(self, name)))]
+        return f"{type(self).__name__}({', '.join(shown)})"
 
 
 def _summary(value: Any) -> str:

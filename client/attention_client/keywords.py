@@ -27,10 +27,7 @@ _FOREIGN = {
     r"top_?k": 'weights=Weights("top_k", k=3)',
     r"(need|average|return|output|sow)_": 'weights="heads" for a table of each head, or weights="mean"',
     r"past|cache": "past_key= and past_value=",
-    r"soft_?cap": "softcap=",
     r"scal": "scale=",
-    r"time_?out": "timeout_s=, in seconds",
-    r"base_url|host|address": "url=, the address without /v1",
     r"dropout|^train(ing)?$|deterministic": _LEAVE + "an answer has no dropout",
     r"batch_first": _LEAVE + "an array with 3 axes is [B, L, d]",
     r"gqa": _LEAVE + "key and value may have fewer heads",
@@ -38,8 +35,7 @@ _FOREIGN = {
     r"^(v|values?(_states)?|inputs_v)$": "value=",
     r"^(q|x|query_states|queries|inputs?(_q)?|hidden_states)$": "query=",
 }
-_OF_A_LAYER = dict.fromkeys(("num_heads", "num_kv_heads", "scale", "softcap"), _LEAVE + "a layer has its own")
-_OF_A_LAYER["past_key"] = "give the whole key= and value=; a layer keeps no past"
+_OF_A_LAYER = ("num_heads", "num_kv_heads", "scale", "softcap")
 
 
 def with_remedies(function: Callable[Given, Result]) -> Callable[Given, Result]:
@@ -63,13 +59,9 @@ def with_remedies(function: Callable[Given, Result]) -> Callable[Given, Result]:
 def _remedy(unknown: str, known: list[str]) -> str:
     remedy = next((ours for theirs, ours in _FOREIGN.items() if re.search(theirs, unknown.lower())), f"{unknown}=")
     ours = remedy.partition("=")[0]
-    if remedy.startswith(_LEAVE):
-        return remedy
-    if ours in known:
-        return f"write {remedy}"
-    if "items" in known and ours in ("masks", "weights", "key", "value"):
-        return f"make each item a Request(query, …) and write {remedy} there"
+    if ours in known or remedy.startswith(_LEAVE):
+        return f"write {remedy}" if ours in known else remedy
     if "layer" in known and ours in _OF_A_LAYER:
-        return _OF_A_LAYER[ours]
+        return _LEAVE + "a layer has its own"
     near = difflib.get_close_matches(unknown, known, 1)
     return f"did you mean {near[0]}=?" if near else f"it has {', '.join(name for name in known if name != 'self')}"

@@ -28,8 +28,7 @@ Stage = Literal["scaled", "capped", "masked"]
 ScoresWanted = Stage | Mapping[str, Any] | None
 
 ATTENTION_PATH = "/v1/attention"
-KINDS_WITH_VALUES = ("attend", "ignore", "lengths", "bias")
-KINDS = (*KINDS_WITH_VALUES, "causal", "window")
+_KINDS = ("attend", "ignore", "lengths", "bias", "causal", "window")
 _TOP_K = {"weights.values": "float", "weights.indices": "int32", "weights.rest": "float"}
 _LAYER_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
@@ -65,7 +64,6 @@ class Request(Summarized, Generic[Array]):
 
 
 Request.__init__ = with_remedies(Request.__init__)  # type: ignore[method-assign]
-Weights.__init__ = with_remedies(Weights.__init__)  # type: ignore[method-assign]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -145,9 +143,9 @@ def _masks(masks: Any, tensors: dict[str, Raw]) -> list[dict[str, object]]:
 def _written(mask: Any) -> str:
     """Return the call that makes the mask of an object of the API, {"kind": …}, or of a kind's name; else an empty text."""
     fields = mask if isinstance(mask, Mapping) else {"kind": mask}
-    if not isinstance(kind := fields.get("kind"), str) or kind not in KINDS:
+    if not isinstance(kind := fields.get("kind"), str) or kind not in _KINDS:
         return ""
-    words = ["values"] if kind in KINDS_WITH_VALUES else []
+    words = ["values"] * (kind not in ("causal", "window"))
     words += [f"{name}={value!r}" for name, value in fields.items() if isinstance(value, str | int) and name != "kind"]
     return f"masks.{kind}({', '.join(words)})"
 
