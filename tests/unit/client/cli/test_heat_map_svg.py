@@ -13,7 +13,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from typer.testing import CliRunner
 
 from attention_client.cli.app import app
-from attention_client.cli.picture import NOT_FINITE, svg
+from attention_client.cli.heat_map import NOT_FINITE, svg
 from attention_client.errors import ServiceError
 
 NAMESPACE = "{http://www.w3.org/2000/svg}"
