@@ -81,8 +81,6 @@ class Reply(NamedTuple):
 
 
 Ask: TypeAlias = Callable[[str | None, dict[str, Any]], Reply]
-# What --out writes: the output alone, or all arrays.
-SUFFIXES = (".npy", ".npz")
 
 
 @contextlib.contextmanager

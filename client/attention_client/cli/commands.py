@@ -15,7 +15,7 @@ import typer
 from rich.table import Table
 
 from attention_client.cli.arguments import request_body
-from attention_client.cli.asking import SUFFIXES, URL, asking
+from attention_client.cli.asking import URL, asking
 from attention_client.cli.case_file import errors, read_case, tolerance, widened
 from attention_client.cli.golden_vectors import VECTORS, golden_of
 from attention_client.cli.heat_map import asked_head, print_map, stored_head
@@ -54,7 +54,7 @@ Weights = Annotated[
 Out = Annotated[
     Path | None,
     typer.Option(
-        "--out", help="write the output to an .npy, or all arrays to an .npz", callback=with_suffix(*SUFFIXES)
+        "--out", help="write the output to an .npy, or all arrays to an .npz", callback=with_suffix(".npy", ".npz")
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="print the answer as JSON, with nested lists")]
@@ -82,9 +82,9 @@ def attend(
     api_key: ApiKey = None,
 ) -> None:
     """Send arrays through a layer, and print or save the answer."""
-    asked = request_body(request, {"query": query, "key": key, "value": value}, causal, mask, weights)
-    with asking(url, api_key, asked.options) as ask:
-        reply = ask(layer, asked.body)
+    body, options = request_body(request, {"query": query, "key": key, "value": value}, causal, mask, weights)
+    with asking(url, api_key, options) as ask:
+        reply = ask(layer, body)
     reply.report(out, as_json=as_json)
 
 
@@ -111,9 +111,9 @@ def sdpa(
     """Compute attention on arrays of your own, without a layer."""
     others: dict[str, Any] = {"layout": layout, "num_heads": num_heads, "num_kv_heads": num_kv_heads, "scale": scale}
     others |= {"softcap": softcap, "scores": None if scores is None else {"stage": scores}, "lse": lse or None}
-    asked = request_body(request, {"query": query, "key": key, "value": value}, causal, mask, weights, others)
-    with asking(url, api_key, asked.options) as ask:
-        reply = ask(None, asked.body)
+    body, options = request_body(request, {"query": query, "key": key, "value": value}, causal, mask, weights, others)
+    with asking(url, api_key, options) as ask:
+        reply = ask(None, body)
     reply.report(out, as_json=as_json)
 
 
@@ -150,9 +150,9 @@ def show(
     if weights is not None:
         drawn, title = stored_head(weights, sequence, head)
     else:
-        asked = request_body(request, {"query": query, "key": key, "value": value}, causal, mask)
-        with asking(url, api_key, asked.options | HEAD) as ask:
-            drawn = asked_head(ask, layer, asked.body, sequence, head or 0)
+        body, options = request_body(request, {"query": query, "key": key, "value": value}, causal, mask)
+        with asking(url, api_key, options | HEAD) as ask:
+            drawn = asked_head(ask, layer, body, sequence, head or 0)
         title = f"{layer}, head {head or 0}"
     print_map(drawn, (tokens, key_tokens), title, svg, use_legend=legend)
 
