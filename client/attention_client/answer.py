@@ -22,8 +22,6 @@ from attention_client.errors import BadAnswer, ConnectionFailed, MethodNotAllowe
 
 # Tensors that attention without a layer may return besides output and weights.
 EXTRAS = ("scores", "lse", "present_key", "present_value")
-# The dtypes of tensors that the service computes beside the output.
-COMPUTED = frozenset({"float16", "float32", "float64"})
 OK = 200
 _REPORTED = (errors.Rejected, errors.Refused, errors.Failed, errors.LayerError)
 _KINDS = {kind.code: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, _REPORTED)}
@@ -31,6 +29,7 @@ _BY_STATUS = {429: errors.Refused, 502: ConnectionFailed, 503: errors.Refused, 5
 _BY_HUNDRED = {4: errors.Rejected, 5: errors.Failed}
 
 Result = TypeVar("Result")
+Axes = tuple[int, ...]
 
 
 class Reply(NamedTuple):
@@ -40,13 +39,6 @@ class Reply(NamedTuple):
     headers: Mapping[str, str]
     content: bytes
     request_id: str
-
-
-class Expected(NamedTuple):
-    """What an answer must have: the axes of the output but its last, and the dtypes of each requested tensor."""
-
-    rows: tuple[int, ...]
-    dtypes: Mapping[str, frozenset[str]]
 
 
 class Batch(NamedTuple):
@@ -133,16 +125,19 @@ class Layer:
     facts: Mapping[str, Any] = dataclasses.field(repr=False)
 
 
-def read_answer(reply: Reply, query: Array, expected: Expected) -> Answer[Array]:
-    """Decode the reply to an attend call; its arrays are of the kind of the query."""
-    arrays, facts = _decoded(reply, query, expected)
+def read_answer(reply: Reply, query: Array, rows: Axes, wanted: Mapping[str, str]) -> Answer[Array]:
+    """Decode the reply to an attend call; its arrays are of the kind of the query.
+
+    `rows` are the axes of the output but its last; `wanted` has each tensor of the answer, and how the name of its dtype begins.
+    """
+    arrays, facts = _decoded(reply, query, rows, wanted)
     name, digest = (_checked(facts["layer"][field], str) for field in ("name", "digest"))
     return Answer(layer=name, digest=digest, **_shared_fields(reply, arrays, facts))
 
 
-def read_attention(reply: Reply, query: Array, expected: Expected) -> AttentionAnswer[Array]:
+def read_attention(reply: Reply, query: Array, rows: Axes, wanted: Mapping[str, str]) -> AttentionAnswer[Array]:
     """Decode the reply to a call of attention without a layer, as `read_answer` does."""
-    arrays, facts = _decoded(reply, query, expected)
+    arrays, facts = _decoded(reply, query, rows, wanted)
     extras = {name: arrays.get(name) for name in EXTRAS}
     return AttentionAnswer(**_shared_fields(reply, arrays, facts) | extras)
 
@@ -162,29 +157,24 @@ def _shared_fields(reply: Reply, arrays: Mapping[str, Array], facts: Mapping[str
     }
 
 
-def _decoded(reply: Reply, query: Array, expected: Expected) -> tuple[dict[str, Array], dict[str, Any]]:
+def _decoded(
+    reply: Reply, query: Array, rows: Axes, wanted: Mapping[str, str]
+) -> tuple[dict[str, Array], dict[str, Any]]:
     """Return the arrays of a reply, of the kind of the query, and its other fields."""
     if reply.headers.get("content-type", "").partition(";")[0] != MEDIA_TYPE:
         raise ValueError("the answer is not a safetensors body; is this the address of an attention service?")
     tensors, metadata = read(reply.content)
-    tensors = {name: tensor for name, tensor in tensors.items() if name.partition(".")[0] in expected.dtypes}
-    if absent := expected.dtypes.keys() - {name.partition(".")[0] for name in tensors}:
-        raise ValueError(f"it lacks {', '.join(sorted(absent))}")
-    if tensors["output"].bits.shape[:-1] != expected.rows:
+    for name, dtype in wanted.items():
+        if name not in tensors or not tensors[name].dtype.startswith(dtype):
+            raise ValueError(f"it lacks {name} in the requested dtype")
+    if tensors["output"].bits.shape[:-1] != rows:
         raise ValueError("the output has another number of rows than the query")
-    for name, tensor in tensors.items():
-        if tensor.dtype not in ({"int32"} if name == "weights.indices" else expected.dtypes[name.partition(".")[0]]):
-            raise ValueError(f"{name.partition('.')[0]} has another dtype than was requested")
-    return {name: made_like(query, tensor) for name, tensor in tensors.items()}, _object(metadata["response"])
+    return {name: made_like(query, tensors[name]) for name in wanted}, _object(metadata["response"])
 
 
 def _object(text: str | bytes) -> dict[str, Any]:
-    """Decode a JSON object; TypeError for any other JSON, ValueError for what JSON lacks, such as NaN."""
-    return _checked(json.loads(text, parse_constant=_no_number), dict)
-
-
-def _no_number(name: str) -> float:
-    raise ValueError(f"{name} is no JSON")
+    """Decode a JSON object; TypeError for any other JSON, KeyError for what JSON lacks, such as NaN."""
+    return _checked(json.loads(text, parse_constant=dict[str, Any]().__getitem__), dict)
 
 
 def _checked(value: Any, kind: type[Result]) -> Result:
@@ -214,17 +204,11 @@ def _layer(facts: Mapping[str, Any]) -> Layer:
 
 
 def read_reply(reply: Reply, read: Callable[[Reply], Result]) -> Result:
-    """Return what `read` makes of the reply. Raises BadAnswer for every error that a damaged or foreign answer causes there.
-
-    What this process lacks is its own error: memory, the package of a dtype, or (torch's RuntimeError) memory of a device.
-    """
+    """Return what `read` makes of the reply. Raises BadAnswer for every error that a damaged or foreign answer causes there."""
     try:
         return read(reply)
-    except (ServiceError, MemoryError):
-        raise
-    except Exception as error:
-        if isinstance(error, RuntimeError) and not isinstance(error, RecursionError):
-            raise
+    # Not what this process lacks: memory, or the package of a dtype.
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
         words = "the answer is damaged, or does not come from an attention service"
         bad = BadAnswer(f"{words}: {error}" if isinstance(error, ValueError) else words)
         bad.status, bad.request_id = reply.status, reply.request_id

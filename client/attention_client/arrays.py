@@ -40,9 +40,9 @@ class Summarized:
     __slots__ = ()
 
     def __repr__(self) -> str:
-        shown = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.repr}  # type: ignore[arg-type]
-        found = {name: _summary(value) for name, value in shown.items()}
-        return f"{type(self).__name__}({', '.join(f'{name}={text}' for name, text in found.items() if text)})"
+        names = [field.name for field in dataclasses.fields(self) if field.repr]  # type: ignore[arg-type]
+        shown = [f"{name}={text}" for name in names if (text := _summary(getattr(self, name)))]
+        return f"{type(self).__name__}({', '.join(shown)})"
 
 
 def _summary(value: Any) -> str:
@@ -88,12 +88,9 @@ def made_like(like: Array, found: Raw) -> Array:
     if isinstance(like, np.ndarray):
         if found.dtype != "bfloat16":
             return found.bits
-        # An optional dependency: it defines the dtype, so it is installed wherever a NumPy array of bfloat16 exists. It may be
-        # absent where only another input was bfloat16, of torch.
-        try:
-            import ml_dtypes  # noqa: PLC0415
-        except ImportError:
-            raise BadDtype("bfloat16 in a NumPy array needs the package ml_dtypes: pip install ml_dtypes") from None
+        # An optional dependency: it defines the dtype, so it is installed wherever a NumPy array of bfloat16 exists.
+        import ml_dtypes  # noqa: PLC0415
+
         return found.bits.view(ml_dtypes.bfloat16)
     torch = sys.modules["torch"]
     return torch.from_numpy(found.bits).view(getattr(torch, found.dtype)).to(like.device)  # type: ignore[no-any-return]

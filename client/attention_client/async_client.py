@@ -126,7 +126,6 @@ class AsyncClient(ClientOptions):
         self, layer: str, items: AsyncItems[Array], *, on_error: OnError, window: int = ..., timeout_s: float | None = ...
     ) -> AsyncGenerator[Outcome[Array]]: ...  # fmt: skip
 
-    @with_remedies
     def attend_many(
         self,
         layer: str,

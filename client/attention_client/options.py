@@ -13,7 +13,6 @@ from typing import Any
 import httpx2
 
 from attention_client.errors import InvalidInput
-from attention_client.keywords import with_remedies
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _FOR_EVER_S = 1e9
@@ -60,9 +59,6 @@ class ClientOptions:
         # A synchronous transport is easily mistaken for an asynchronous one.
         if self.transport is not None and not isinstance(self.transport, httpx2.AsyncBaseTransport):
             raise InvalidInput("transport must be an httpx2.AsyncBaseTransport, for Client too")
-
-
-ClientOptions.__init__ = with_remedies(ClientOptions.__init__)  # type: ignore[method-assign]
 
 
 def without_password(url: str) -> str:

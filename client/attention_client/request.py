@@ -15,7 +15,7 @@ from typing import Any, Generic, Literal, cast
 import numpy as np
 import numpy.typing as npt
 
-from attention_client.answer import COMPUTED, Answer, Expected, Reply, Result, read_answer
+from attention_client.answer import Answer, Axes, Reply, Result, read_answer
 from attention_client.arrays import FLOATS, MEDIA_TYPE, VALUES, Array, Raw, Summarized, raw, write
 from attention_client.errors import InvalidInput, LayerNotFound, MaskKindRequired
 from attention_client.keywords import with_remedies
@@ -28,8 +28,8 @@ Stage = Literal["scaled", "capped", "masked"]
 ScoresWanted = Stage | Mapping[str, Any] | None
 
 ATTENTION_PATH = "/v1/attention"
-KINDS_WITH_VALUES = ("attend", "ignore", "lengths", "bias")
-KINDS = (*KINDS_WITH_VALUES, "causal", "window")
+_KINDS = ("attend", "ignore", "lengths", "bias", "causal", "window")
+_TOP_K = {"weights.values": "float", "weights.indices": "int32", "weights.rest": "float"}
 _LAYER_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 
@@ -67,7 +67,6 @@ class Request(Summarized, Generic[Array]):
 
 
 Request.__init__ = with_remedies(Request.__init__)  # type: ignore[method-assign]
-Weights.__init__ = with_remedies(Weights.__init__)  # type: ignore[method-assign]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -90,7 +89,7 @@ def attend_call(layer: str, request: Request[Array]) -> Call[Answer[Array]]:
 
 def tensor_call(
     path: str,
-    read: Callable[[Reply, Array, Expected], Result],
+    read: Callable[[Reply, Array, Axes, Mapping[str, str]], Result],
     arrays: Mapping[str, Array | None],
     masked_rows: MaskedRows,
     options: Mapping[str, Any],
@@ -100,41 +99,34 @@ def tensor_call(
     Raises InvalidInput, BadDtype or MaskKindRequired.
     """
     tensors = {name: raw(x, f"/{name}", FLOATS) for name, x in arrays.items() if x is not None or name == "query"}
-    query, sent = cast("Array", arrays["query"]), {name: frozenset({tensor.dtype}) for name, tensor in tensors.items()}
-    fields = given(**options)
+    query, rows, fields = cast("Array", arrays["query"]), tensors["query"].bits.shape[:-1], given(**options)
+    wanted = {"output": tensors["query"].dtype} | {name: "float" for name in ("scores", "lse") if name in fields}
     if (masks := fields.pop("masks", None)) is not None and (found := _masks(masks, tensors)):
         fields["masks"] = found
     if (weights := fields.get("weights")) is not None:
-        fields["weights"] = _weights(weights)
-    dtypes = {"output": sent["query"]} | {name: COMPUTED for name in ("weights", "scores", "lse") if name in fields}
+        fields["weights"] = weights = _weights(weights)
+        form = weights if isinstance(weights, str) else weights.get("form")
+        wanted |= _TOP_K if form == "top_k" else {"weights": "float"}
     if "present" in fields:
-        dtypes |= {f"present_{name}": sent[name] for name in ("key", "value") if name in sent}
-    expected = Expected(tensors["query"].bits.shape[:-1], dtypes)
+        wanted |= {f"present_{name}": tensors[name].dtype for name in ("key", "value") if name in tensors}
     if masked_rows != "zero":
         fields["masked_rows"] = masked_rows
     content = write(tensors, {"request": json_text(fields)})
-    return Call(path, lambda reply: read(reply, query, expected), content, MEDIA_TYPE)
+    return Call(path, lambda reply: read(reply, query, rows, wanted), content, MEDIA_TYPE)
 
 
-def _weights(wanted: Any) -> object:
+def _weights(wanted: Any) -> str | Mapping[str, object]:
     """Return the field of the weights that are wanted. A truth value does not say which, so it raises."""
-    if isinstance(wanted, Weights):
-        return given(**vars(wanted))
-    if not isinstance(wanted, str | Mapping):
-        raise InvalidInput(
-            f"weights={wanted if isinstance(wanted, bool) else type(wanted).__name__} does not say which: write "
-            'weights="heads" (a table for each head), weights="mean" (their mean), Weights("top_k", k=3), or None for none',
-            param="/weights",
-        )
-    return wanted
+    if not isinstance(wanted, Weights | str | Mapping):
+        forms = '"heads" (a table for each head), weights="mean" (their mean), Weights("top_k", k=3), or None for none'
+        raise InvalidInput(f"this does not say which weights: write weights={forms}", param="/weights")
+    return given(**vars(wanted)) if isinstance(wanted, Weights) else wanted
 
 
 def _masks(masks: Any, tensors: dict[str, Raw]) -> list[dict[str, object]]:
     """Return the fields of the masks, and add their values to `tensors`. An array is a mask without a kind, so it raises."""
     if isinstance(masks, Mask | str | Mapping) or not hasattr(masks, "__iter__"):
-        written = _written(masks)
-        remedy = f": write masks=[{written}]" if written else ", like [masks.causal()]"
-        raise InvalidInput(f"masks must be a list of masks{remedy}", param="/masks")
+        raise InvalidInput(f"masks must be a list: write masks=[{_written(masks) or 'masks.causal()'}]", param="/masks")
     found: list[dict[str, object]] = []
     for i, mask in enumerate([None] if hasattr(masks, "dtype") else masks):
         if written := _written(mask):
@@ -154,9 +146,9 @@ def _masks(masks: Any, tensors: dict[str, Raw]) -> list[dict[str, object]]:
 def _written(mask: Any) -> str:
     """Return the call that makes the mask of an object of the API, {"kind": …}, or of a kind's name; else an empty text."""
     fields = mask if isinstance(mask, Mapping) else {"kind": mask}
-    if not isinstance(kind := fields.get("kind"), str) or kind not in KINDS:
+    if not isinstance(kind := fields.get("kind"), str) or kind not in _KINDS:
         return ""
-    words = ["values"] if kind in KINDS_WITH_VALUES else []
+    words = ["values"] * (kind not in ("causal", "window"))
     words += [f"{name}={value!r}" for name, value in fields.items() if isinstance(value, str | int) and name != "kind"]
     return f"masks.{kind}({', '.join(words)})"
 
@@ -168,13 +160,15 @@ def layer_path(layer: object) -> str:
     return f"/v1/layers/{layer}"
 
 
-def json_text(fields: Mapping[str, object]) -> str:
+def json_text(value: object, name: str = "") -> str:
+    """Return the fields of a request as JSON. Raises InvalidInput that names the field."""
     try:
-        return json.dumps(fields, default=_listed, allow_nan=False)
+        return json.dumps(value, default=_listed, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
-        raise InvalidInput(
-            'a request must be JSON: strings, lists and finite numbers; a bias in JSON writes minus infinity as "-inf"'
-        ) from None
+        for field, part in value.items() if isinstance(value, Mapping) and not name else ():
+            json_text(part, str(field))
+        words = 'must be JSON: strings, lists and finite numbers; a bias in JSON writes minus infinity as "-inf"'
+        raise InvalidInput(f"{name or 'a request'} {words}", param=f"/{name}" if name else None) from None
 
 
 def _listed(value: Any) -> Any:

@@ -31,7 +31,6 @@ from attention_client.async_client import (
     started,
 )
 from attention_client.errors import ServiceError
-from attention_client.keywords import with_remedies
 from attention_client.options import ClientOptions
 from attention_client.request import Request
 
@@ -85,7 +84,6 @@ class Client(ClientOptions):
         self, layer: str, items: Items[Array], *, on_error: OnError, window: int = ..., timeout_s: float | None = ...
     ) -> Generator[Outcome[Array]]: ...
 
-    @with_remedies
     def attend_many(
         self,
         layer: str,

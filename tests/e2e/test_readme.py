@@ -95,11 +95,13 @@ def test_the_same_request_in_bytes_has_the_same_answer(port, tmp_path):
 
 @pytest.mark.long
 def test_the_picture_of_the_readme_is_drawn_by_its_command(port, tmp_path):
-    curl = next(line for line in commands(EXAMPLES) if "draw_weights.py" in line)
-    curl = curl.replace("127.0.0.1:8000", f"127.0.0.1:{port}")
-    drawn = run(curl.replace("> /tmp/weights.svg", ""))
-    shown = (ROOT / "docs" / "plots" / "animal-attention.svg").read_text(encoding="utf-8")
-    fresh, kept = ([float(x) for x in re.findall(r'fill-opacity="(.*?)"', text)] for text in (drawn.stdout, shown))
+    show = next(line for line in commands(EXAMPLES) if "--svg" in line).replace(".venv/bin/attention", ASK)
+    drawn, shown = tmp_path / "weights.svg", ROOT / "docs" / "plots" / "animal-attention.svg"
+    assert run(f"{show} --url http://127.0.0.1:{port}".replace("/tmp/weights.svg", str(drawn))).returncode == 0
+    fresh, kept = (
+        [float(x) for x in re.findall(r'fill-opacity="(.*?)"', file.read_text(encoding="utf-8"))]
+        for file in (drawn, shown)
+    )
     assert len(fresh) == 14 * 14
     assert np.allclose(fresh, kept, atol=2e-3)
 
@@ -196,13 +198,13 @@ def test_a_layer_is_imported_listed_checked_and_called_as_the_readme_shows(tmp_p
     ("arguments", "words"),
     [
         (["layers", "import", "/nowhere", "--name", "x"], "attention-service: "),
-        (["layers", "check", "../x", "/nowhere"], "a layer's name"),
+        (["layers", "check", "../x", "/nowhere"], "NAME must be"),
         (["attend", "x", "--query", "/nowhere.npy"], "nowhere.npy cannot be read"),
         (["attend", "x", "--query", "README.md", "--request", "README.md"], "either --query"),
         (["show", "minilm-l3", "--request", "examples/animal.json", "--url", "http://127.0.0.1:9"], "no answer"),
-        (["serve", "--layers-dir", "/nowhere"], "ATTENTION_LAYERS_DIR"),
-        (["serve", "--port", "70000"], "ATTENTION_PORT"),
-        (["serve", "--dtype", "int8"], "ATTENTION_DTYPE"),
+        (["serve", "--layers-dir", "/nowhere"], "--layers-dir"),
+        (["serve", "--port", "70000"], "--port 70000"),
+        (["serve", "--dtype", "int8"], "--dtype int8"),
     ],
 )
 def test_a_failed_command_is_one_line_and_an_exit_code(arguments, words):

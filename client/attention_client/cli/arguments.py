@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -15,18 +15,11 @@ from attention_client.errors import InvalidInput
 from attention_client.masks import given
 
 
-class Asked(NamedTuple):
-    """A request body; `options` has the words of the command line that give a field, by the field's name in an error."""
-
-    body: dict[str, Any]
-    options: dict[str, str]
-
-
 def by_option(message: str, options: Mapping[str, str]) -> str:
     """Return an error's message in which the words of the command line stand for fields: where a clause begins, or after "in"."""
     fields = "|".join(re.escape(name) for name in sorted(options, key=len, reverse=True))
     place = rf"(?:^|(?<=[,;] )|(?<= in )|(?<=dtype of ))({fields})(?![\w\]])(\.(?=\w))?"
-    return re.sub(place, lambda found: options[found[1]] + ": " * bool(found[2]), message) if options else message
+    return re.sub(place, lambda found: options[found[1]] + ": " * bool(found[2]), message)
 
 
 def request_body(
@@ -36,10 +29,11 @@ def request_body(
     masks: list[str] | None,
     weights: str | None = None,
     others: Mapping[str, Any] | None = None,
-) -> Asked:
+) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the request: that of the file `request` or one of the arrays in `files`, plus masks, weights and `others`.
 
-    None leaves one of the others to the file. Raises InvalidInput unless either a file or a query is given.
+    None leaves one of the others to the file. Also the words of the command line that give a field, by its name in an error.
+    Raises InvalidInput unless either a file or a query is given.
     """
     arrays = {name: path for name, path in files.items() if path is not None}
     if arrays if request is not None else "query" not in arrays:
@@ -61,7 +55,7 @@ def request_body(
         body["weights"], options["weights"] = _fields("--weights", "form", weights), "--weights"
     if body.get("encoding") in (None, "list"):  # how the answer writes its arrays: base64 keeps every digit
         body["encoding"] = "base64"
-    return Asked(body, options)
+    return body, options
 
 
 def _fields(option: str, first: str, text: str) -> dict[str, Any]:
@@ -81,8 +75,8 @@ def _fields(option: str, first: str, text: str) -> dict[str, Any]:
             found[first] = word
             continue
         try:
-            found[name] = json.loads(value)
-        except (ValueError, RecursionError):
+            found[name] = json.loads(value, parse_constant=dict[str, Any]().__getitem__)
+        except (LookupError, ValueError, RecursionError):
             found[name] = tensor_field(load_array(Path(value))) if name == "values" else value
     if not found:
         raise InvalidInput(f"{option}: the {first} is missing")

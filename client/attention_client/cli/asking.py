@@ -81,8 +81,6 @@ class Reply(NamedTuple):
 
 
 Ask: TypeAlias = Callable[[str | None, dict[str, Any]], Reply]
-# What --out writes: the output alone, or all arrays.
-SUFFIXES = (".npy", ".npz")
 
 
 @contextlib.contextmanager
@@ -104,9 +102,8 @@ def asking(url: str | None, api_key: str | None = None, options: Mapping[str, st
     except ServiceError as error:
         known = f"{error.status} {error.code}: " if error.status else ""
         is_nobody_there = isinstance(error, ConnectionFailed) and not error.status and not url
-        raise ClientError(
-            known + by_option(error.message, options or {}) + (_REMEDY if is_nobody_there else "")
-        ) from None
+        words = by_option(error.message, {"url": "--url", "api_key": "--api-key", **(options or {})})
+        raise ClientError(known + words + (_REMEDY if is_nobody_there else "")) from None
 
 
 def _reply(found: dict[str, Any]) -> Reply:

@@ -7,7 +7,6 @@ before it is asked.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,14 +15,13 @@ import typer
 from rich.table import Table
 
 from attention_client.cli.arguments import request_body
-from attention_client.cli.asking import SUFFIXES, URL, asking
+from attention_client.cli.asking import URL, asking
 from attention_client.cli.case_file import errors, read_case, tolerance, widened
 from attention_client.cli.golden_vectors import VECTORS, golden_of
 from attention_client.cli.heat_map import asked_head, print_map, stored_head
 from attention_client.cli.readings import found_in, readings_of
 from attention_client.cli.terminal import Screen, progress
 from attention_client.errors import ClientError, InvalidInput
-from attention_client.options import ClientOptions
 
 
 def with_suffix(*suffixes: str) -> Callable[[typer.CallbackParam, Path | None], Path | None]:
@@ -33,22 +31,6 @@ def with_suffix(*suffixes: str) -> Callable[[typer.CallbackParam, Path | None], 
         return path
 
     return check
-
-
-def for_client(ctx: typer.Context, param: typer.CallbackParam, value: str | None) -> str | None:
-    """Refuse an address or a key that no client takes, by the name of the option or the variable that gave it."""
-    options = {name: ctx.params[name] for name in ("url", "api_key") if ctx.params.get(name) is not None}
-    try:
-        ClientOptions(**options | ({} if value is None else {str(param.name): value}))
-    except InvalidInput as error:
-        names = {one.name: _given_by(ctx, one) for one in ctx.command.params}
-        raise InvalidInput(re.sub(r"\b(url|api_key)\b", lambda found: names[found[0]], error.message)) from None
-    return value
-
-
-def _given_by(ctx: typer.Context, param: Any) -> str:
-    source = ctx.get_parameter_source(param.name)
-    return str(param.envvar if source is not None and source.name == "ENVIRONMENT" else param.opts[0])
 
 
 # The service's words about the list of heads that `show` makes of its one.
@@ -72,21 +54,16 @@ Weights = Annotated[
 Out = Annotated[
     Path | None,
     typer.Option(
-        "--out", help="write the output to an .npy, or all arrays to an .npz", callback=with_suffix(*SUFFIXES)
+        "--out", help="write the output to an .npy, or all arrays to an .npz", callback=with_suffix(".npy", ".npz")
     ),
-]
-Picture = Annotated[
-    Path | None,
-    typer.Option("--svg", help="write a picture with axes and scale to this .svg", callback=with_suffix(".svg")),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="print the answer as JSON, with nested lists")]
 Url = Annotated[
     str | None,
-    typer.Option("--url", envvar="ATTENTION_URL", help=f"address of the service; default: {URL}", callback=for_client),
+    typer.Option("--url", envvar="ATTENTION_URL", help=f"address of the service; default: {URL}"),
 ]
 ApiKey = Annotated[
-    str | None,
-    typer.Option("--api-key", envvar="ATTENTION_CLIENT_KEY", help="API key, if it needs one", callback=for_client),
+    str | None, typer.Option("--api-key", envvar="ATTENTION_CLIENT_KEY", help="API key, if the service needs one")
 ]
 
 
@@ -105,9 +82,9 @@ def attend(
     api_key: ApiKey = None,
 ) -> None:
     """Send arrays through a layer, and print or save the answer."""
-    asked = request_body(request, {"query": query, "key": key, "value": value}, causal, mask, weights)
-    with asking(url, api_key, asked.options) as ask:
-        reply = ask(layer, asked.body)
+    body, options = request_body(request, {"query": query, "key": key, "value": value}, causal, mask, weights)
+    with asking(url, api_key, options) as ask:
+        reply = ask(layer, body)
     reply.report(out, as_json=as_json)
 
 
@@ -134,9 +111,9 @@ def sdpa(
     """Compute attention on arrays of your own, without a layer."""
     others: dict[str, Any] = {"layout": layout, "num_heads": num_heads, "num_kv_heads": num_kv_heads, "scale": scale}
     others |= {"softcap": softcap, "scores": None if scores is None else {"stage": scores}, "lse": lse or None}
-    asked = request_body(request, {"query": query, "key": key, "value": value}, causal, mask, weights, others)
-    with asking(url, api_key, asked.options) as ask:
-        reply = ask(None, asked.body)
+    body, options = request_body(request, {"query": query, "key": key, "value": value}, causal, mask, weights, others)
+    with asking(url, api_key, options) as ask:
+        reply = ask(None, body)
     reply.report(out, as_json=as_json)
 
 
@@ -159,7 +136,9 @@ def show(
         str | None, typer.Option("--key-tokens", help="words of the key rows; default: --tokens")
     ] = None,
     legend: Annotated[bool, typer.Option("--legend", help="draw the marks * + . instead of colours")] = False,
-    svg: Picture = None,
+    svg: Annotated[
+        Path | None, typer.Option("--svg", help="write a picture to this .svg", callback=with_suffix(".svg"))
+    ] = None,
     url: Url = None,
     api_key: ApiKey = None,
 ) -> None:
@@ -171,9 +150,9 @@ def show(
     if weights is not None:
         drawn, title = stored_head(weights, sequence, head)
     else:
-        asked = request_body(request, {"query": query, "key": key, "value": value}, causal, mask)
-        with asking(url, api_key, asked.options | HEAD) as ask:
-            drawn = asked_head(ask, layer, asked.body, sequence, head or 0)
+        body, options = request_body(request, {"query": query, "key": key, "value": value}, causal, mask)
+        with asking(url, api_key, options | HEAD) as ask:
+            drawn = asked_head(ask, layer, body, sequence, head or 0)
         title = f"{layer}, head {head or 0}"
     print_map(drawn, (tokens, key_tokens), title, svg, use_legend=legend)
 

@@ -1,11 +1,13 @@
-"""Heat map: one head's attention weights, of an answer or a file, as a table in the terminal, labelled with words.
+"""Heat map: one head's attention weights, of an answer or a file, as a table in the terminal or an SVG, labelled with words.
 
 Invariants: Only the weight decides a colour. The legend's bounds are exact: `*` above 0.5, `+` above 0.2, `.` above 0.05, blank
 otherwise. All keys are drawn, on several pages if they must be, and each page counts its keys.
+The text of an SVG is foreign: what XML cannot hold is escaped by `printable`, its marks by `html`.
 """
 
 from __future__ import annotations
 
+import html
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,13 +20,17 @@ from rich.text import Text
 
 from attention_client.cli.arguments import load_array
 from attention_client.cli.asking import Ask
-from attention_client.cli.picture import svg
 from attention_client.cli.terminal import Screen, printable
 from attention_client.errors import InvalidInput
 
 LEGEND = ((0.5, "*"), (0.2, "+"), (0.05, "."))
 # From nearly black to bright, because the eye reads brightness as strength.
 _RAMP = ("#1a1a2e", "#16325c", "#0f4c81", "#1f7a8c", "#3fa796", "#8cc84b", "#f5d547", "#ffffff")
+
+# Of the SVG, in its units.
+CELL, BAR = 22, 200
+CHARACTER = 6.6  # mean width of one at the font's size, 11
+INK, NOT_FINITE = "#0b3d91", "#d62728"
 
 
 def legend_mark(weight: float) -> str:
@@ -76,18 +82,15 @@ def print_map(
 
 
 def _words(text: str | None, count: int, option: str) -> list[str]:
-    words = [str(i) for i in range(count)] if text is None else [_cut(printable(word), 60) for word in text.split()]
+    words = [str(i) for i in range(count)] if text is None else [printable(word) for word in text.split()]
     if len(words) != count:
         raise InvalidInput(f"{option} has {len(words)} words for {count} rows")
     return words
 
 
-def _cut(word: str, cells: int) -> str:
-    return word if cell_len(word) <= cells else f"{set_cell_size(word, cells - 1).rstrip()}…"
-
-
 def _numbered(words: Sequence[str], width: int) -> list[str]:
-    return [str(n) if word == str(n) else f"{n} {_cut(word, width // 4)}" for n, word in enumerate(words)]
+    short = [set_cell_size(word, min(cell_len(word), width // 4)) for word in words]
+    return [str(n) if word == str(n) else f"{n} {word}" for n, word in enumerate(short)]
 
 
 def draw(
@@ -135,3 +138,38 @@ def _cell(weight: float) -> Text:
     step = min(len(_RAMP) - 1, int(max(weight, 0.0) ** 0.5 * len(_RAMP)))
     ink = "black" if step >= len(_RAMP) // 2 else "white"
     return Text(f"{round(weight * 100):2d}", style=f"{ink} on {_RAMP[step]}")
+
+
+def svg(weights: np.ndarray, queries: Sequence[str], keys: Sequence[str], title: str) -> str:
+    """Return the picture of weights [L, S]: a row for each query, a column for each key, darker for larger weights; a scale."""
+    high = float(weights[np.isfinite(weights)].max(initial=0.0)) or 1.0
+    title += " (red: not finite)" * (not np.isfinite(weights).all())
+    left, top = (round(max(map(cell_len, words)) * CHARACTER) + 50 for words in (queries, keys))
+    bar = left + CELL * len(keys) + max(30, top // 2)
+    width, height = bar + 110, top + max(CELL * len(queries), BAR) + 30
+    size = f'width="{width}" height="{height}"'
+    texts = [
+        (f'x="{left}" y="16" font-weight="bold"', title),
+        (f'x="{left}" y="34"', "key: a column each, is attended to"),
+        (f'transform="translate(16 {top}) rotate(90)"', "query: a row each, attends"),
+        *((f'x="{left - 5}" y="{top + CELL * n + 15}" text-anchor="end"', word) for n, word in enumerate(queries)),
+        *((f'transform="translate({left + CELL * n + 14} {top - 5}) rotate(-60)"', key) for n, key in enumerate(keys)),
+        (f'x="{bar}" y="{top - 10}"', "weight"),
+        *((f'x="{bar + 22}" y="{top + BAR * (1 - part) + 4:g}"', f"{high * part:.3g}") for part in (0, 0.5, 1)),
+    ]
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" {size} font-family="sans-serif" font-size="11">',
+        f'<linearGradient id="scale" y1="1" x2="0" y2="0"><stop stop-color="{INK}" stop-opacity="0"/>',
+        f'<stop offset="1" stop-color="{INK}"/></linearGradient><rect {size} fill="white"/>',
+        f'<rect x="{bar}" y="{top}" width="16" height="{BAR}" fill="url(#scale)" stroke="gray"/>',
+        *(f"<text {where}>{html.escape(printable(text))}</text>" for where, text in texts),
+    ]
+    for (row, column), weight in np.ndenumerate(weights):
+        fill = (
+            f'"{INK}" fill-opacity="{np.clip(weight, 0.0, high) / high:.3f}"'
+            if np.isfinite(weight)
+            else f'"{NOT_FINITE}"'
+        )
+        at = f'x="{left + CELL * column}" y="{top + CELL * row}" width="{CELL - 1}" height="{CELL - 1}"'
+        parts.append(f"<rect {at} fill={fill}/>")
+    return "\n".join([*parts, "</svg>", ""])

@@ -359,14 +359,14 @@ def test_without_an_address_this_machine_is_asked_and_where_nothing_answers_the_
 @pytest.mark.parametrize(
     ("environment", "options", "words"),
     [({}, "--url http://x/v1", "--url: give the address without /v1, like http://x"), ({}, "--url x:8000", "--url must be like http://127"),
-     ({"URL": "http://x/v1/"}, "", "ATTENTION_URL: give the address without /v1, like http://x"),
-     ({"URL": "x"}, "", "ATTENTION_URL must be like"),
-     ({"CLIENT_KEY": "a b"}, "", "ATTENTION_CLIENT_KEY must be printable ASCII"),
+     ({"URL": "http://x/v1/"}, "", "--url: give the address without /v1, like http://x"),
+     ({"URL": "x"}, "", "--url must be like"),
+     ({"CLIENT_KEY": "a b"}, "", "--api-key must be printable ASCII"),
      ({}, "--api-key é", "--api-key must be printable ASCII"),
-     ({"URL": "http://me:it@x"}, "--api-key k", "--api-key and a user name in ATTENTION_URL exclude each other"),
-     ({"CLIENT_KEY": "k"}, "--url http://me:it@x", "ATTENTION_CLIENT_KEY and a user name in --url exclude each other")],
+     ({"URL": "http://me:it@x"}, "--api-key k", "--api-key and a user name in --url exclude each other"),
+     ({"CLIENT_KEY": "k"}, "--url http://me:it@x", "--api-key and a user name in --url exclude each other")],
 )  # fmt: skip
-def test_an_address_or_a_key_is_refused_by_the_name_that_the_caller_gave_it(
+def test_an_address_or_a_key_is_refused_by_the_name_of_its_option(
     tmp_path, monkeypatch, command, environment, options, words
 ):
     monkeypatch.chdir(tmp_path)
@@ -375,6 +375,15 @@ def test_an_address_or_a_key_is_refused_by_the_name_that_the_caller_gave_it(
         monkeypatch.setenv(f"ATTENTION_{name}", value)
     with pytest.raises(ServiceError, match=f"^{re.escape(words)}"):
         run(*command.split(), *options.split())
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize("option", ["--scale", "--softcap"])
+def test_a_number_that_json_lacks_is_refused_by_the_name_of_its_option(tmp_path, monkeypatch, option, number):
+    monkeypatch.chdir(tmp_path)
+    np.save("q.npy", np.ones((2, 4), np.float32))
+    with pytest.raises(ServiceError, match=rf"^{option} must be JSON: .* finite numbers"):
+        run("sdpa", "--query", "q.npy", option, number)
 
 
 @pytest.mark.parametrize("command", ["attend small --query q.npy", "show small --query q.npy"])

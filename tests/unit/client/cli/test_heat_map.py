@@ -101,6 +101,15 @@ def test_words_longer_than_the_terminal_cut_no_weight_off(tmp_path, size):
     assert sum(line.split().count("75") for line in text) == 2 * size
 
 
+@pytest.mark.parametrize("width", [2, 6, 20])
+def test_words_without_width_and_a_narrow_terminal_are_drawn(width):
+    words = ["\u200d", "\u0301", "猫" * 9, *map(str, range(17))]
+    drawn = draw(np.full((20, 20), 0.05), words, words, title="", use_legend=False, width=width)
+    text = io.StringIO()
+    Console(file=text, width=width).print(drawn)
+    assert text.getvalue()
+
+
 def test_the_help_of_show_ends_with_what_it_draws(tmp_path):
     weights = np.zeros((3, 3, 3))
     weights[2] = np.array([[1, 0, 0], [0.3333, 0.6667, 0], [0.12, 0.55, 0.33]])

@@ -13,7 +13,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from typer.testing import CliRunner
 
 from attention_client.cli.app import app
-from attention_client.cli.picture import BAR_STEPS, NOT_FINITE, svg
+from attention_client.cli.heat_map import NOT_FINITE, svg
 from attention_client.errors import ServiceError
 
 NAMESPACE = "{http://www.w3.org/2000/svg}"
@@ -28,11 +28,13 @@ def show(*words: object) -> str:
 
 
 def drawn(text: str) -> tuple[list[str], list[str]]:
-    """Return the words of a picture and the colours of its squares: the background, a square a weight, the scale."""
+    """Return the words of a picture and what its weights are drawn with: their share of the scale, or another colour."""
     root = ET.fromstring(text)
     assert root.tag == f"{NAMESPACE}svg"
     words = [element.text or "" for element in root.iter(f"{NAMESPACE}text")]
-    return words, [element.attrib["fill"] for element in root.iter(f"{NAMESPACE}rect")]
+    return words, [
+        element.attrib.get("fill-opacity", element.attrib["fill"]) for element in [*root.iter(f"{NAMESPACE}rect")][2:]
+    ]
 
 
 def test_a_picture_has_both_axes_the_tokens_and_the_scale(tmp_path):
@@ -41,14 +43,11 @@ def test_a_picture_has_both_axes_the_tokens_and_the_scale(tmp_path):
     words = ("--tokens", "the cat", "--key-tokens", "le <chat> &")
     text = show("--weights", tmp_path / "w.npy", *words, "--svg", tmp_path / "w.svg")
     assert text.replace("\n", " ").split() == f"w.npy: 2 queries and 3 keys, written to {tmp_path}/w.svg".split()
-    found, colours = drawn((tmp_path / "w.svg").read_text(encoding="utf-8"))
+    found, shares = drawn((tmp_path / "w.svg").read_text(encoding="utf-8"))
     assert found[:3] == ["w.npy", "key: a column each, is attended to", "query: a row each, attends"]
     assert found[3:8] == ["the", "cat", "le", "<chat>", "&"]
-    assert found[8:] == ["0", "0.188", "0.375", "0.562", "0.75", "weight"]
-    assert len(colours) == 1 + weights.size + BAR_STEPS
-    squares, scale = colours[1 : 1 + weights.size], colours[1 + weights.size :]
-    assert (squares[1], squares[2]) == (scale[0], scale[-1]), "the scale runs from the largest weight to zero"
-    assert squares[2] == squares[3] == squares[4] != squares[0] != squares[5]
+    assert found[8:] == ["weight", "0", "0.375", "0.75"]
+    assert shares == ["0.333", "1.000", "0.000", "0.000", "0.000", "0.667"], "of the largest weight"
 
 
 @given(
@@ -62,13 +61,13 @@ def test_any_text_and_any_numbers_make_valid_xml_and_the_same_twice(queries, key
     assert text == svg(weights.copy(), list(queries), list(keys), title)
     words, colours = drawn(text.encode().decode())
     assert colours.count(NOT_FINITE) == np.count_nonzero(~np.isfinite(weights))
-    assert ("red: not finite" in words) == (not np.isfinite(weights).all())
+    assert ("red: not finite" in words[0]) == (not np.isfinite(weights).all())
 
 
 @given(array_shapes(min_dims=2, max_dims=2, max_side=12))
 def test_every_weight_is_a_square(shape):
     _, colours = drawn(svg(np.full(shape, 0.5), ["q"] * shape[0], ["k"] * shape[1], ""))
-    assert len(colours) == 1 + shape[0] * shape[1] + BAR_STEPS
+    assert colours == ["1.000"] * (shape[0] * shape[1])
 
 
 @pytest.mark.parametrize("name", ["w.png", "w", "w.svg.gz", "w.npz"])
