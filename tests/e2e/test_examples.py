@@ -25,6 +25,7 @@ def test_the_notebook_is_stored_without_outputs(notebook):
     assert [(cell.outputs, cell.execution_count) for cell in code] == [([], None)] * len(code), "clear its outputs"
 
 
+@pytest.mark.long
 def test_the_notebook_imports_asks_draws_and_agrees_with_torch(notebook, monkeypatch):
     for name in processes.environment(workers=1).items():
         monkeypatch.setenv(*name)

@@ -78,6 +78,7 @@ def test_an_imported_layer_is_served_at_once_replaced_and_removed(service, layer
     assert not (tmp_path / "layers" / "mine.safetensors").exists()
 
 
+@pytest.mark.long
 def test_the_printed_command_makes_the_service_serve_the_layer_and_drop_it(service, layers, tmp_path):
     module, source = checkpoint(tmp_path)
 
@@ -91,6 +92,7 @@ def test_the_printed_command_makes_the_service_serve_the_layer_and_drop_it(servi
     assert status(service) == 404
 
 
+@pytest.mark.long
 def test_an_import_that_is_not_served_says_why_and_stays_stored(service, layers, tmp_path):
     """Another directory than the service's, a key that may not, no key, and no service."""
     _, source = checkpoint(tmp_path)

@@ -323,7 +323,8 @@ def test_a_report_that_cannot_be_written_fails_the_run(tmp_path):
     assert "the JSON report cannot be written" in output
 
 
-@pytest.mark.parametrize("run", [headless, pytest.param(in_two_workers, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("run", [headless, in_two_workers])
 def test_an_address_may_end_with_a_slash(tmp_path, run):
     with ScriptedService() as fast:
         status, output, report = run(tmp_path, f"{fast.url}/", "--hold-s", "1", "--pace", "5")
@@ -342,7 +343,11 @@ def test_an_address_with_a_route_fails_the_run_by_name(tmp_path):
     [
         (("--steps", "0"), "--steps must be positive"),
         (("--layer", "other"), "the service has no layer other"),
-        (("--tags", "other", "--hold-s", "1"), "no request was made: --tags and --exclude-tags leave no task"),
+        pytest.param(
+            ("--tags", "other", "--hold-s", "1"),
+            "no request was made: --tags and --exclude-tags leave no task",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_an_option_that_cannot_be_met_fails_the_run_by_name(tmp_path, options, message):

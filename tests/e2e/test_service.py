@@ -84,9 +84,9 @@ REFUSED = {
     "L11-negative-time": ([], {"ATTENTION_STUCK_S": "-1"}, "ATTENTION_STUCK_S"),
     "L11-time-of-0": ([], {"ATTENTION_LAYER_CHANGE_S": "0"}, "ATTENTION_LAYER_CHANGE_S"),
     "L11-no-number": ([], {"ATTENTION_STUCK_S": "nan"}, "ATTENTION_STUCK_S"),
-    "L11-port-out-of-range": (["--port", "70000"], {}, "ATTENTION_PORT"),
-    "L11-missing-directory": (["--layers-dir", "there/is/none"], {}, "ATTENTION_LAYERS_DIR"),
-    "L11-unknown-device": (["--device", "abacus"], {}, "ATTENTION_DEVICE"),
+    "L11-port-out-of-range": (["--port", "70000"], {}, "--port 70000"),
+    "L11-missing-directory": (["--layers-dir", "there/is/none"], {}, "--layers-dir"),
+    "L11-unknown-device": (["--device", "abacus"], {}, "--device abacus"),
     "L11-unknown-host": (["--host", "203.0.113.7"], {}, "203.0.113.7"),
 }
 

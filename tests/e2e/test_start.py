@@ -35,7 +35,7 @@ os.execv(command[0], command)
 """
 
 
-@pytest.mark.parametrize("number", [1100, 4000])
+@pytest.mark.parametrize("number", [1100, pytest.param(4000, marks=pytest.mark.long)])
 def test_descriptors_that_a_parent_leaves_open_change_nothing(tmp_path, number):
     """select takes no descriptor above 1,023."""
     prepare(tmp_path, LAYERS[:1])
@@ -107,7 +107,11 @@ def asked(shown: Terminal, **variables: str) -> dict:
 
 
 @NEEDS_PROGRAMS
-@pytest.mark.parametrize("layers", [[], LAYERS[:1], LAYERS], ids=["none", "one", "cross"])
+@pytest.mark.parametrize(
+    "layers",
+    [pytest.param([], marks=pytest.mark.long), LAYERS[:1], pytest.param(LAYERS, marks=pytest.mark.long)],
+    ids=["none", "one", "cross"],
+)
 def test_a_terminal_shows_address_layers_and_a_question_that_works_and_then_a_line_an_event(tmp_path, layers):
     prepare(tmp_path, layers)
     with terminal(tmp_path, env={"NO_COLOR": "1"}) as shown:
@@ -144,6 +148,7 @@ def test_a_terminal_has_colours_and_no_text_of_a_caller_controls_it(tmp_path):
 
 
 @NEEDS_PROGRAMS
+@pytest.mark.long
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "::1", "localhost"])
 def test_the_address_is_one_that_opens(tmp_path, host):
     prepare(tmp_path, LAYERS[:1])

@@ -13,7 +13,7 @@ import pytest
 from torch.utils import backend_registration
 
 ROOT = Path(__file__).parents[2]
-UNIT = ("engine", "layer", "masks", "attention_weights", "scaled_dot_product", "blocked_positions", "gpu")
+UNIT = ("engine", "layer", "masks", "attention_weights", "scaled_dot_product", "gpu")
 # Those whose tensors are computed. `wire/` alone tells the axes of masks, and `batching/` what a full queue refuses.
 INTEGRATION = (
     "attend",
@@ -28,6 +28,7 @@ INTEGRATION = (
 SUITES = {
     "device": ["tests/standin/on_device.py"],
     "attention": [f"tests/unit/attention/test_{name}.py" for name in UNIT],
+    "blocked positions": ["tests/unit/attention/test_blocked_positions.py"],
     "conformance": ["tests/conformance"],
     "integration": [f"tests/integration/test_{name}.py" for name in INTEGRATION],
 }
@@ -38,10 +39,8 @@ SUITES = {
     reason="this torch has no devices written in Python",
 )
 @pytest.mark.timeout(900)
-# The other two take a minute each on one core.
-@pytest.mark.parametrize(
-    "name", [n if n in ("device", "attention") else pytest.param(n, marks=pytest.mark.long) for n in SUITES]
-)
+# Each of the others takes up to a minute on one core.
+@pytest.mark.parametrize("name", [n if n == "device" else pytest.param(n, marks=pytest.mark.long) for n in SUITES])
 def test_the_suite_passes_on_a_stand_in_for_a_gpu(name):
     command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "tests.standin.plugin", *SUITES[name]]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
