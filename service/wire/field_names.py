@@ -64,9 +64,8 @@ _ANY_MASK = '"masks" with the kind "attend" (true: may attend), "ignore" (true: 
 _ANY_INPUT = '"attend_mask" (true: may attend), "ignore_mask" (true: must not) or "bias" (added)'
 _PADDING = '"masks": [{"kind": "ignore", "axes": "bs", "values": [[...]]}], without a batch "axes": "s"'
 _PADDING_INPUT = '"ignore_mask" with the parameter "ignore_mask_axes": "bs"'
-_OWN_SCALE = (
-    "a layer has its own scale; only attention without a layer takes it (POST /v1/attention; on /v2 the model sdpa)"
-)
+_ALONE = "only attention without a layer takes it (POST /v1/attention; on /v2 the model sdpa)"
+_OWN_SCALE = f"a layer has its own scale; {_ALONE}"
 _NO_PAST = 'a layer keeps no past: send the rows of all positions as "key" and "value"'
 # Patterns of other libraries' names, in lower case without marks, and what to write, by a field of ours: the first row that
 # matches and its first field that the request knows give the words. `masked_rows` is a field or parameter of every request.
@@ -84,4 +83,7 @@ _TRANSLATIONS: dict[str, dict[str, str]] = {
     "dropout": dict.fromkeys(("query", "masked_rows"), "there is no dropout: leave it out"),
     "scal(e|ing)|temperature": {"scale": '"scale", the factor of query·key', "masked_rows": _OWN_SCALE},
     "past|cache": {"past_key": '"past_key" and "past_value"', **dict.fromkeys(("query", "masked_rows"), _NO_PAST)},
+    "heads?$|gqa": {"masked_rows": "the layer, or without one the shape of the tensors, says the heads: leave it out"},
+    "position": {"masked_rows": "no positions are applied: apply them, and send the result"},
+    "^(layout|softcap|scores|lse|sinks|present)$": {"masked_rows": _ALONE},
 }
