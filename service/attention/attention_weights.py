@@ -43,21 +43,23 @@ def attend_with_weights(
     Weights are computed in float32 (float64 for float64 heads). Rows sum to 1, or are zero where the mask allows no key.
     `is_extreme` says that values may be beyond `safe_range`.
     """
-    if wanted is not None and is_small(heads, mask, len(heads.q)):
+    small = is_small(heads, mask, len(heads.q))
+    if wanted is not None and small:
         w_NLS = small_weights(heads, scale)
         o_NLV = torch.bmm(w_NLS, heads.v)  # first, because selecting the largest weights overwrites w_NLS
         return o_NLV, selected(Scores(heads.q, heads.k, None, scale, weights=w_NLS), wanted)
-    o_NLV = attend_extreme(heads, mask, scale) if is_extreme and mask is not None else attend(heads, mask, scale)
+    o_NLV = attend_extreme(heads, mask, scale) if is_extreme and not small else attend(heads, mask, scale)
     return o_NLV, None if wanted is None else weights_alone(heads, mask, scale, wanted)
 
 
-def attend_extreme(heads: Heads, mask: torch.Tensor, scale: float, kernel: Kernel = attend) -> torch.Tensor:
-    """Return the output of `kernel` for one masked sequence; it may have values beyond `safe_range`.
+def attend_extreme(heads: Heads, mask: torch.Tensor | None, scale: float, kernel: Kernel = attend) -> torch.Tensor:
+    """Return the output of `kernel` for one sequence, masked or large; it may have values beyond `safe_range`.
 
     To the kernel such a key is zero, which keeps the bits of each row that may not attend to it: a score of inf plus a mask of
     -inf is NaN, and so is 0 · inf. Rows that may, and rows of such queries, are computed by the definition, like their weights.
     Which rows these are depends on their own query and allowed keys alone. It takes one pass by the definition at most.
     """
+    mask = heads.k.new_zeros(1, 1, heads.k.shape[1]) if mask is None else mask  # as the kernel has it
     most = safe_range(heads.q.dtype, heads.q.shape[2], scale)
     is_row, *of_keys = ((x.abs().amax(-1) < most).logical_not() for x in heads)  # NaN is not below it either
     is_key = torch.logical_or(*of_keys)

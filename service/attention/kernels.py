@@ -130,9 +130,12 @@ def _work(scores: int, widths: int, dtype: torch.dtype) -> int:
 
 def is_small(heads: Heads, mask: torch.Tensor | None, num_heads: int) -> bool:
     """Return whether each of these sequences is computed by the definition."""
-    q, k = heads.q, heads.k
-    is_plain = mask is None and q.device.type == "cpu" and q.dtype in _SMALL_DTYPES
-    return is_plain and num_heads * q.shape[1] * k.shape[1] <= MAX_SMALL_SCORES
+    return mask is None and is_plain_small(heads.q, num_heads * heads.q.shape[1] * heads.k.shape[1])
+
+
+def is_plain_small(like: torch.Tensor, scores: int) -> bool:
+    """Return whether an unmasked sequence with so many scores, in the dtype and device of `like`, is small."""
+    return like.device.type == "cpu" and like.dtype in _SMALL_DTYPES and scores <= MAX_SMALL_SCORES
 
 
 def small_weights(heads: Heads, scale: float) -> torch.Tensor:

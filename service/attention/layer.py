@@ -131,7 +131,19 @@ class Layer:
             return CROSS, 0
         length = call.query.shape[1]
         is_plain = call.mask is None and (call.weights is None or self._takes_any_lengths)
-        return (SHARED, length) if is_plain and may_share(length) else (SELF, 0)
+        return (SHARED, length) if is_plain and may_share(length) and not self._is_extreme(call) else (SELF, 0)
+
+    def _is_extreme(self, call: Call) -> bool:
+        """Return whether projections may be beyond `kernels.safe_range`, where torch's fused kernel is not right.
+
+        False of unmasked sequences that are computed by the definition, and on a GPU.
+        """
+        scores = self.spec.num_heads * call.query.shape[1] * (call.source.shape[1] + self.spec.extra_keys)
+        is_on_gpu = self._like.device.type != "cpu"
+        if call.mask is None and (is_on_gpu or kernels.is_plain_small(self._like, scores)):
+            return False
+        inputs = (x for x in (call.query, call.key, call.value) if x is not None)
+        return not kernels.are_within(inputs, self._safe_input)
 
     def may_share(self, length: int) -> bool:
         """Return whether unmasked self-attention of several sequences of this length is one call of a kernel."""
@@ -245,8 +257,7 @@ class Layer:
     def _attend(self, call: Call, sequences: Iterable[tuple[Heads, torch.Tensor]]) -> Weights | None:
         """Write the heads' output of each sequence of one call to its view o_NLV; return the requested weights."""
         found = []
-        inputs = (x for x in (call.query, call.key, call.value) if x is not None)
-        is_extreme = call.mask is not None and not kernels.are_within(inputs, self._safe_input)
+        is_extreme = self._is_extreme(call)
         for b, (views, output) in enumerate(sequences):
             mask = lowered_on(call.mask, b, self._like, self.spec.extra_keys)
             heads, scale = self._kernel_heads(views), self.spec.scale

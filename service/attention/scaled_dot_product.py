@@ -93,7 +93,6 @@ def _attended(call: AttentionCall, source: Scores, v: torch.Tensor, *, is_extrem
     if call.is_explicit:
         return source.attended(v, is_extreme=is_extreme)
     if is_extreme:
-        mask = heads.k.new_zeros(1, 1, heads.k.shape[1]) if mask is None else mask
         return attend_extreme(heads, mask, call.scale, _fused)
     return _fused(heads, mask, call.scale)
 

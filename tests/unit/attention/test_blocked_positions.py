@@ -228,6 +228,23 @@ def test_a_large_sequence_without_a_mask_has_no_output_where_no_score_is_left():
         assert part[0, 0, 1:].isnan().all()
 
 
+@pytest.mark.parametrize(("dtype", "rows"), [(torch.bfloat16, 4), (torch.bfloat16, 40), (torch.float32, 520)], ids=str)
+@pytest.mark.parametrize("is_self", [True, False])
+def test_a_layers_output_and_weights_agree_where_no_score_is_left(dtype, rows, is_self):
+    """Where torch's fused kernel computes without a mask: in 16 bits, and for large sequences; also in a batch (P1)."""
+    spec = make_spec(8, 2, biases=False, has_output=False)
+    one = torch.eye(8)
+    layer = Layer(spec, {"query.weight": one, "key.weight": -one, "value.weight": one}, dtype=dtype, device=DEVICE)
+    inputs = torch.full((1, rows, 8), 1e30), torch.randn(1, rows, 8)
+    calls = [Call(x, None if is_self else x.clone(), weights=WEIGHTS) for x in inputs]
+    bare = [call._replace(weights=None) for call in calls]
+    found, plain = layer.forward(calls)[0], layer.forward(bare)
+    assert full_weights(found).isnan().all()
+    assert found.output.isnan().all()
+    assert same_bits(plain[0].output, found.output)
+    assert same_bits(plain[1].output, layer.forward(bare[1:])[0].output)
+
+
 SPECS = [make_spec(8, 2), make_spec(8, 4, num_kv_heads=2), make_spec(6, 2, has_bias_kv=True, add_zero_attn=True)]
 
 
