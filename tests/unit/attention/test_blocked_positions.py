@@ -230,6 +230,7 @@ def test_a_large_sequence_without_a_mask_has_no_output_where_no_score_is_left():
 
 @pytest.mark.parametrize(("dtype", "rows"), [(torch.bfloat16, 4), (torch.bfloat16, 40), (torch.float32, 520)], ids=str)
 @pytest.mark.parametrize("is_self", [True, False])
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="a GPU reads nothing without a mask: its kernel may give zeros there")
 def test_a_layers_output_and_weights_agree_where_no_score_is_left(dtype, rows, is_self):
     """Where torch's fused kernel computes without a mask: in 16 bits, and for large sequences; also in a batch (P1)."""
     spec = make_spec(8, 2, biases=False, has_output=False)
