@@ -1,4 +1,4 @@
-"""Progress: one line on the terminal of a person who waits; nothing in a file or a pipe."""
+"""Progress: one line on a terminal during a long run; nothing in a file or a pipe."""
 
 from __future__ import annotations
 

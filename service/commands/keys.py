@@ -35,9 +35,8 @@ def new(
         raise InvalidInput("--role must be infer or admin")
     if not name.isprintable():
         raise InvalidInput("--name must be one line of printable characters")
-    if os.path.sameopenfile(
-        sys.stderr.fileno(), os.open(os.devnull, os.O_RDONLY)
-    ):  # `__main__.py` opens it for a closed one
+    # `__main__.py` opens /dev/null for a closed stream.
+    if os.path.samestat(os.fstat(sys.stderr.fileno()), os.stat(os.devnull)):  # noqa: PTH116 (compared with a descriptor's)
         raise InvalidInput("stderr is closed; the key would be lost")
     secret = new_secret()
     say(secret, err=True)

@@ -1,4 +1,4 @@
-"""Progress: one line for a person at a terminal who waits longer than two seconds."""
+"""Progress: a terminal shows one line after two seconds."""
 
 import io
 

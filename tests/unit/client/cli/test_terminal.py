@@ -1,4 +1,4 @@
-"""Terminal: foreign text never controls it, and progress is only for a person who waits."""
+"""Terminal: foreign text never controls it, and only a long command shows its progress there."""
 
 from __future__ import annotations
 
