@@ -30,7 +30,7 @@ from tests.attention_fixtures import (
     same_weights,
     torch_threads,
 )
-from tests.strategies import masks_for, seeds, weights_wanted
+from tests.strategies import extras_wanted, masks_for, seeds, weights_wanted
 
 heads_wanted = WeightsWanted("heads")
 
@@ -126,6 +126,28 @@ def test_output_and_weights_together_equal_each_alone(dtype, threads):
 
     with torch_threads(threads):
         check()
+
+
+@settings(max_examples=60)
+@given(st.data(), st.integers(1, 40), st.integers(1, 40), seeds, st.sampled_from(DTYPES))
+def test_what_else_a_call_requests_changes_no_bit_of_a_result(data, queries, keys, seed, dtype):
+    sizes = Sizes(1, 3, queries, keys)
+    heads, fields = random_heads(sizes, dtype, seed), data.draw(extras_wanted(sizes))
+    combined = engine_mask(data.draw(masks_for(sizes, max_masks=1)), sizes)
+    mask = None if combined is None else combined.lowered(0, torch.promote_types(dtype, torch.float32))
+
+    def found(**asked):
+        return attend_with_extras(heads, mask, 0.3, Call(torch.empty(0), **asked))[1]._asdict()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "MAX_SMALL_SCORES", data.draw(st.sampled_from([600, kernels.MAX_SMALL_SCORES])))
+        together = found(**fields)
+        for field, value in fields.items():
+            name = field.removeprefix("has_")
+            assert same_weights(found(**{field: value})[name], together[name])
+        assert {
+            f"has_{name}" if name in ("lse", "entropy") else name for name in together if together[name] is not None
+        } == {*fields}
 
 
 @settings(max_examples=150)
