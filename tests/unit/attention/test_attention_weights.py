@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -136,8 +137,10 @@ def test_what_else_a_call_requests_changes_no_bit_of_a_result(data, queries, key
     combined = engine_mask(data.draw(masks_for(sizes, max_masks=1)), sizes)
     mask = None if combined is None else combined.lowered(0, torch.promote_types(dtype, torch.float32))
 
-    def found(**asked):
-        return attend_with_extras(heads, mask, 0.3, Call(torch.empty(0), **asked))[1]._asdict()
+    def found(**asked: Any) -> dict[str, Any]:
+        extras = attend_with_extras(heads, mask, 0.3, Call(torch.empty(0), **asked))[1]
+        assert extras is not None
+        return extras._asdict()
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "MAX_SMALL_SCORES", data.draw(st.sampled_from([600, kernels.MAX_SMALL_SCORES])))
@@ -145,9 +148,17 @@ def test_what_else_a_call_requests_changes_no_bit_of_a_result(data, queries, key
         for field, value in fields.items():
             name = field.removeprefix("has_")
             assert same_weights(found(**{field: value})[name], together[name])
-        assert {
-            f"has_{name}" if name in ("lse", "entropy") else name for name in together if together[name] is not None
-        } == {*fields}
+        returned = {name for name, value in together.items() if value is not None}
+        assert returned == {field.removeprefix("has_") for field in fields}
+
+
+def test_selecting_the_largest_weights_changes_no_bit_of_the_entropy():
+    heads = random_heads(Sizes(1, 3, 5, 7), torch.float32)
+    calls = [Call(torch.empty(0), weights=wanted, has_entropy=True) for wanted in (None, WeightsWanted("top_k", k=1))]
+    plain, selecting = (attend_with_extras(heads, None, 0.3, call)[1] for call in calls)
+    assert plain is not None
+    assert selecting is not None
+    assert same_weights(plain.entropy, selecting.entropy)
 
 
 @settings(max_examples=150)
