@@ -129,7 +129,7 @@ def _options(source: Source, family: EncoderFamily, shapes: dict[str, tuple[int,
     eps, rows = config.get("layer_norm_eps", DEFAULT_EPS), {name: (*shape, 0)[0] for name, shape in shapes.items()}
     return ModelOptions(
         width=inner[1],
-        embedding_width=word[1],
+        embedding_width=word[1] if "embeddings.project.weight" in shapes else inner[1],
         inner_width=inner[0],
         vocabulary=word[0],
         positions=rows["embeddings.position"],

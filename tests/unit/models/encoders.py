@@ -99,7 +99,7 @@ def tensors_of(model_type: str, prefix: str = "") -> dict[str, torch.Tensor]:
     return made
 
 
-def checkpoint(path: Path, model_type: str = "bert", prefix: str = "", **changes: Any) -> Path:
+def checkpoint(path: Path, model_type: str = "bert", prefix: str = "", /, **changes: Any) -> Path:
     """Write a checkpoint directory; `changes` are tensors by key (None: left out), or options of its config.json."""
     path.mkdir(exist_ok=True, parents=True)
     tensors: dict[str, Any] = tensors_of(model_type, prefix)
