@@ -1,0 +1,60 @@
+"""`models import` command: stores an encoder, its companion file and its layers, from the terminal.
+
+Invariants: Everything is read and checked before the first file is written, and the companion file is written last: an
+interrupted import leaves layers that the next one completes. What is there already is kept.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from service.commands.layers import LAYERS_DIR, LayersDir, check_name, checked, holds, report, written
+from service.commands.terminal import say, steps
+from service.layers.wording import about
+
+app = typer.Typer(help="Import models, which take text.", no_args_is_help=True)
+
+
+@app.callback()
+def models() -> None:
+    """Import models, which take text."""
+
+
+@app.command("import")
+def import_(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="directory with config.json and tokenizer.json")],
+    name: Annotated[str, typer.Option("--name", help="name of the model; its layers are NAME-l0, NAME-l1 …")],
+    replace: Annotated[
+        bool, typer.Option("--replace", help="overwrite another model or layers of these names")
+    ] = False,
+    layers_dir: LayersDir = LAYERS_DIR,
+) -> None:
+    """Import an encoder of the BERT family, with its attention layers, into the layer directory."""
+    check_name(name, "--name")
+    with steps() as step:
+        step("loading torch")
+        from service.models.importer import import_model
+        from service.models.stored_model import MODEL_SUFFIX, ModelStore
+
+        model, layers = import_model(directory, name=name, step=step)
+        store = ModelStore(layers_dir)
+        is_new = replace or not holds(store, model)
+        results = [checked(layer, layers_dir, step, replace=replace) for layer in layers]
+        new = [
+            is_absent and written(layer, layers_dir, step, replace=replace)
+            for layer, (_, is_absent) in zip(layers, results, strict=True)
+        ]
+        if is_new:
+            step(f"writing {name}")
+            with about(f"--layers-dir {layers_dir}"):
+                store.save(model, replace=replace)
+    for layer, (parity, _), is_new_layer in zip(layers, results, new, strict=True):
+        report(layer, layers_dir, parity, is_new=is_new_layer)
+    options, file = model.options, layers_dir / f"{name}{MODEL_SUFFIX}"
+    sizes = f"{len(layers)} layers, {options.width} wide, at most {options.max_tokens} tokens of {options.vocabulary}"
+    say(f"{name}: family {model.family}, {sizes}, {model.digest[:19]}…")
+    say(f"{name}: wrote {file}" if is_new else f"{name}: {file} holds it already")
+    say(f"{name}: a running service has it after a restart")
