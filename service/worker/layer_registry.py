@@ -11,6 +11,7 @@ applied when another replaces it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -119,6 +120,11 @@ class LayerRegistry:
         if first is not None and self.fault != before:  # report it once, not at every retry
             self._telemetry.layer_not_loaded(first.message, first.code)
 
+    def release_memory(self) -> None:
+        """Give back the memory of what nothing holds any more."""
+        with contextlib.suppress(EngineDown):  # it is closed
+            self._engine.release()
+
     def close(self) -> None:
         for thread in (self._load_thread, self._digest_thread):
             thread.shutdown(wait=False, cancel_futures=True)
@@ -134,7 +140,7 @@ class LayerRegistry:
             self._telemetry.serving([model.name for model in self.catalog.models()], len(self.catalog.layers))
         if len(self._loaded) < num_before:
             del before  # the last reference, unless a request was admitted with a released layer
-            self._engine.release()
+            self.release_memory()
 
     async def _load(self, name: str, digest: str | None = None) -> None:
         """Load a layer, with that digest if one is given; raises LayerError if the directory has none (any more, or yet)."""
