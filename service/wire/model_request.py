@@ -79,7 +79,9 @@ class Token(BaseModel):
 
     text: str = Field(description="the string of the vocabulary")
     id: int = Field(description="its row in the vocabulary")
-    offsets: tuple[int, int] | None = Field(description="begin and end in Unicode code points")
+    offsets: Annotated[list[int], Field(min_length=2, max_length=2)] | None = Field(
+        description="begin and end in Unicode code points"
+    )
     sequence: int | None = Field(description="0 in text, 1 in text_pair")
 
 
