@@ -31,7 +31,9 @@ def models() -> None:
 def import_(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="directory with config.json and tokenizer.json")],
     name: Annotated[str, typer.Option("--name", help="name of the model; its layers are NAME-l0, NAME-l1 …")],
-    replace: Annotated[bool, typer.Option("--replace", help="overwrite another model or layers of these names")] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="overwrite another model or layers of these names")
+    ] = False,
     layers_dir: LayersDir = LAYERS_DIR,
 ) -> None:
     """Import an encoder of the BERT family, with its attention layers, into the layer directory."""
