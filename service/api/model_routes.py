@@ -17,7 +17,7 @@ from service.api.attend_route import ANSWER_CODINGS, BODY_CODINGS, FORMS
 from service.api.problems import problem_responses
 from service.api.reply import JSON, Coding, answer_coding, answer_type, body_type
 from service.api.request_context import RequestContext, SharedState
-from service.errors import DuplicateKey, EngineFailed, Malformed, ServiceError
+from service.errors import BadJson, DuplicateKey, EngineFailed, Malformed, NonFinite, ServiceError
 from service.http.asgi import Application, Receive, Scope, Send
 from service.http.request_parser import HeaderFields
 from service.layers.catalog import Catalog, ServedLayer
@@ -116,22 +116,27 @@ async def _parsed(context: RequestContext[ServedModel], body: bytearray) -> dict
     """Return the JSON object; an error shows nothing of the body, not even a name, because a text may have slipped into one."""
     try:
         return await context.parsed(body)
-    except DuplicateKey:
-        raise DuplicateKey("an object of the body has the same key twice") from None
-    except Malformed as error:
-        error.shown = ""
-        raise
+    except (Malformed, NonFinite) as error:
+        has_names = error.param is not None or isinstance(error, DuplicateKey)
+        raise type(error)(_WITHOUT_NAMES[type(error)] if has_names else error.message) from None
+
+
+_WITHOUT_NAMES: dict[type[ServiceError], str] = {
+    DuplicateKey: "an object of the body has the same key twice",
+    BadJson: "the body is not valid JSON: it has NaN or Infinity, which is no number of JSON",
+    NonFinite: "a number of the body is beyond the range of float64",
+}
 
 
 def _checked(check: Check, document: Mapping[str, object], model: ServedModel, limits: RequestLimits) -> ModelRequest:
-    """Return the checked request; a fault of ours is reported without its traceback's last line, which may have the text."""
+    """Return the checked request; a fault of ours is reported with its place, but without its message, which may have text."""
     try:
         return check(document, model, limits)
     except ServiceError:
         raise
-    except Exception:  # noqa: BLE001 (see above)
-        error = EngineFailed("the service could not check this request")
-    raise error
+    except Exception as fault:  # noqa: BLE001 (see above)
+        place = RuntimeError(type(fault).__name__).with_traceback(fault.__traceback__)
+    raise EngineFailed("an internal fault; the log has its place under the request id") from place
 
 
 def make_models_router(models: Models) -> APIRouter:

@@ -14,7 +14,7 @@ import torch
 from service.attention.call import Call, WeightsWanted
 from service.attention.engine import LoadedLayer, QueryCall
 from service.attention.self_check import RATED, checks, rated
-from service.errors import LayerError
+from service.errors import LayerError, LayerNotLoaded
 from service.layers.catalog import Catalog, ServedLayer
 from service.models.encoder import Encoder, EncoderCall, placeholder
 from service.models.stored_model import ModelAbout
@@ -76,7 +76,9 @@ def _(encoder: Encoder) -> Iterator[bool]:
     alone = []
     for call in calls:
         alone.append(encoder.forward([call])[0].output)
-        yield bool(alone[-1].isfinite().all())
+        if not alone[-1].isfinite().all():
+            raise LayerNotLoaded("its hidden states are not finite in the service's dtype")
+        yield True
     with_weights = [sample_call(encoder, length, WeightsWanted("heads")) for length in (1, 14)]
     for batch in (calls, with_weights):
         answers = encoder.forward(batch)
