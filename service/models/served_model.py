@@ -57,8 +57,10 @@ def find_layers(about: ModelAbout, catalog: Catalog) -> list[ServedLayer]:
     """Return the model's layers in order; raise LayerError if one is not served, or in another version."""
     for name, digest in about.layers:
         if (layer := catalog.layers.get(name)) is None or layer.digest != digest:
-            why = "is not served" if layer is None else "has changed since the model was imported"
-            raise LayerError(f'model "{about.name}": its layer "{name}" {why}; import the model again')
+            why = "is not served" if layer is None else "is served in another version"
+            raise LayerError(
+                f'model "{about.name}": its layer "{name}" {why}; load that layer, or import the model again'
+            )
     return [catalog.layers[name] for name, _ in about.layers]
 
 

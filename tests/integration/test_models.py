@@ -412,10 +412,10 @@ def test_a_model_lasts_as_long_as_its_layers_and_returns_with_them(served, reads
         other = small_layer("tiny-l1", scale=0.25)
         await asyncio.to_thread(Store(tmp_path / "layers").save, other)
         assert (await service.client.put("/v1/layers/tiny-l1")).status_code == 200
-        assert '"tiny-l1" has changed' in (await attend(service)).json()["detail"]
+        assert '"tiny-l1" is served in another version' in (await attend(service)).json()["detail"]
         listed = (await service.client.get("/v1/models")).json()["models"][0]
         assert (listed["heads"], listed["layers"]) == ([], ["tiny-l0", "tiny-l1"])
-        assert '"tiny-l1" has changed' in listed["fault"]
+        assert '"tiny-l1" is served in another version' in listed["fault"]
         await asyncio.to_thread(store, tmp_path, small_model(layers=[LAYERS[0], other]))
         assert (await attend(service)).status_code == 200
         assert reads.num == 3
