@@ -20,11 +20,10 @@ from service.api.request_context import RequestContext, SharedState
 from service.errors import BadJson, DuplicateKey, EngineFailed, Malformed, NonFinite, ServiceError
 from service.http.asgi import Application, Receive, Scope, Send
 from service.http.request_parser import HeaderFields
-from service.layers.catalog import Catalog, ServedLayer
-from service.models.served_model import ServedModel
-from service.models.stored_model import ModelAbout
+from service.layers.catalog import Catalog
+from service.models.served_model import ModelState, ServedModel
 from service.wire.attend_request import RequestLimits
-from service.wire.model_request import Check, ModelRequest, check_model_attend, check_states, write_model_json
+from service.wire.model_request import Check, Checked, ModelFacts, check_model_attend, check_states, write_model_json
 from service.wire.safetensors_codec import write_safetensors
 
 MODEL_ROUTES: dict[str, Check] = {
@@ -52,22 +51,13 @@ class ModelList(BaseModel):
     models: list[Model] = Field(description="by name")
 
 
-class ModelState(Protocol):
-    """What is known of a model (`worker/model_registry.py`)."""
-
-    name: str
-    about: ModelAbout | None
-    layers: list[ServedLayer]
-    fault: str | None
-
-
 class Models(Protocol):
     """The models of one process; `worker/model_registry.py` implements it."""
 
     def find(self, name: str) -> ServedModel | None: ...
     async def get(self, name: str) -> ServedModel: ...
-    async def states(self) -> list[Any]: ...
-    async def state(self, name: str) -> Any: ...
+    async def states(self) -> list[ModelState]: ...
+    async def state(self, name: str) -> ModelState: ...
 
 
 def model_endpoints(shared: SharedState, models: Models) -> dict[str, Application]:
@@ -91,14 +81,17 @@ class ModelRoute:
                 "the model was read and checked, for its first use", self._models.get(name)
             )
             context.take(model)
-            work = partial(_checked, self._check, document, model, context.limits.request)
-            request = await context.off_loop(work)
-            await context.counted(request.checked)
-            del document, work
-            tensors, facts = request.answer(*await context.ask(request.checked))
-            form = request.checked.form
+            request, more = await context.off_loop(
+                partial(_checked, self._check, document, model, context.limits.request)
+            )
+            await context.counted(request)
+            del document
+            tensors, found = await context.ask(request)
+            facts = ModelFacts(found, more)
+            if "layers" in more:
+                tensors = {"states": tensors["output"]}
             is_json = wanted == JSON
-            pieces = write_model_json(tensors, facts, form) if is_json else write_safetensors(tensors, facts)
+            pieces = write_model_json(tensors, facts, request.form) if is_json else write_safetensors(tensors, facts)
             del request
             await context.send(send, [(b"content-type", wanted)], pieces, coding)
 
@@ -128,7 +121,7 @@ _WITHOUT_NAMES: dict[type[ServiceError], str] = {
 }
 
 
-def _checked(check: Check, document: Mapping[str, object], model: ServedModel, limits: RequestLimits) -> ModelRequest:
+def _checked(check: Check, document: Mapping[str, object], model: ServedModel, limits: RequestLimits) -> Checked:
     """Return the checked request; a fault of ours is reported with its place, but without its message, which may have text."""
     try:
         return check(document, model, limits)

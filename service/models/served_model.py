@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -51,6 +52,15 @@ class ServedModel:
     def output_bytes(self, call: QueryCall) -> int:
         """Return the bytes of the output or the states [K, L, D], in float32."""
         return call.query.shape[0] * call.query.shape[1] * self.about.options.width * call.query.element_size()
+
+
+class ModelState(NamedTuple):
+    """What is known of a model: what its file says, its layers if they are served, and why it cannot be used now."""
+
+    name: str
+    about: ModelAbout | None
+    layers: Sequence[ServedLayer]
+    fault: str | None
 
 
 def find_layers(about: ModelAbout, catalog: Catalog) -> list[ServedLayer]:
