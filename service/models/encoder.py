@@ -58,6 +58,7 @@ class Encoder:
     def __init__(self, stored: StoredModel, layers: Sequence[LoadedLayer], *, device: torch.device) -> None:
         self.options = stored.options
         self.device = device
+        self.depth = len(layers)
         self._layers = [_checked(loaded, stored.options.width) for loaded in layers]
         self._tensors = {name: tensor.to(device, self.dtype) for name, tensor in stored.tensors.items()}
         self._activation = ACTIVATIONS[stored.options.activation]

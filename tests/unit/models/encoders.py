@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -103,11 +104,13 @@ def imported(path: Path, name: str = "tiny") -> tuple[StoredModel, list[StoredLa
 
 
 def encoder(model: StoredModel, layers: list[StoredLayer], dtype: torch.dtype = torch.float32) -> Encoder:
-    loaded = [
-        LoadedLayer(layer.spec, layer.tensors, {dtype: Layer(layer.spec, layer.tensors, dtype=dtype, device=CPU)})
-        for layer in layers
-    ]
-    return Encoder(model, loaded, device=CPU)
+    return Encoder(model, [loaded_layer(layer, dtype) for layer in layers], device=CPU)
+
+
+def loaded_layer(layer: StoredLayer, dtype: torch.dtype = torch.float32) -> LoadedLayer:
+    """The layer as the engine has it after its load."""
+    build = partial(Layer, layer.spec, layer.tensors)
+    return LoadedLayer(build, dtype, variants={dtype: build(dtype=dtype, device=CPU)})
 
 
 def states_call(ids: list[int], types: list[int], *states: int) -> EncoderCall:

@@ -87,7 +87,7 @@ class Work:
 
 
 class Engine(Work):
-    def load(self, spec: Any, tensors: Any) -> Future[Any]:
+    def load(self, build: Any, **options: Any) -> Future[Any]:
         return self.submit(partial(SimpleNamespace, is_sequential=False, least_rows=4))
 
     def release(self) -> None:
@@ -139,7 +139,7 @@ class Process:
         self.registry._load_thread, self.registry._digest_thread = self.reading, self.digest_reads  # type: ignore[assignment]
         self.rollout = LayerRollout(self.registry, self.channel, quiet, TIMEOUT_S)  # type: ignore[arg-type]
         batcher = SimpleNamespace(is_alive=True)
-        self.readiness = Readiness(self.channel, batcher, self.registry, quiet, bool, 10.0, 1.0)  # type: ignore[arg-type]
+        self.readiness = Readiness(self.channel, batcher, self.registry, quiet, quiet, bool, 10.0, 1.0)  # type: ignore[arg-type]
         self.reconciler = Reconciler(self.registry, self.channel, clock, 10.0, self.readiness.state_applied)
         self.channel.open(self.check)
         self.readiness.port_opened()
