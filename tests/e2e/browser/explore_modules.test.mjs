@@ -1,0 +1,112 @@
+// The explorer's modules outside a browser: masks, pasted requests and the arithmetic of a cell. `node --test` runs it.
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+const load = (name) => import(new URL(`../../../service/explore/${name}.js`, import.meta.url));
+const [{ EXAMPLES }, { figures }, masks, request] = await Promise.all(["examples", "arithmetic", "masks", "request"].map(load));
+const { explainMask, ignoreMask, ofAnyText, slopeMask } = masks;
+const { labelsOf, ownOf, parseRequest } = request;
+
+test("masks are the API's own, and are said in words", () => {
+  const sizes = { rows: 2, columns: 3 };
+  assert.deepEqual(slopeMask(-2, true, sizes), { kind: "bias", axes: "ls", values: [[0, -2, -4], [2, 0, -2]] });
+  const large = slopeMask(0.5, false, { rows: 200, columns: 200 });
+  assert.deepEqual([...masks.floatsOf(large.values)].slice(198, 202), [-99, -99.5, -0.5, 0]);
+  const said = [
+    [slopeMask(0.1, false, sizes), "-0.1 × the distance"], [slopeMask(-2, true, sizes), "-2 × (key − query)"], [large, "-0.5 × the distance"],
+    [{ kind: "causal", align: "bottom_right" }, "last query"], [{ kind: "lengths", values: 4 }, "4"], [ignoreMask([0, 2], 3), "a, c"],
+    [{ kind: "window", left: 1, right: null, offset: -2 }, "1 key before and all keys after its own; query 0 stands at key -2"],
+  ];
+  for (const [mask, words] of said) assert.ok(explainMask(mask, ["a", "b", "c"]).includes(words), words);
+  assert.equal(ignoreMask([], 3), null);
+  assert.deepEqual(ofAnyText(said.map(([mask]) => mask)).map(({ kind }) => kind), ["causal", "window"]);
+});
+
+test("a bias that is no slope is not said to be one, whatever its values are", () => {
+  const odd = [null, 1, [], [[]], [[1, "x"]], { data: "%", dtype: "float32", shape: [1e9, 1e9] }, { shape: 3 }, [[0, -1], [5, 0]]];
+  for (const values of odd) assert.equal(explainMask({ kind: "bias", axes: "ls", values }), "Bias: numbers that are added to the scaled scores");
+});
+
+/** A safetensors file of one byte an element. */
+function safetensors(tensors, metadata) {
+  const entries = Object.entries(tensors).map(([name, [dtype, shape, length]], i) => [name, { dtype, shape, data_offsets: [i * 8, i * 8 + length] }]);
+  const header = new TextEncoder().encode(JSON.stringify({ ...Object.fromEntries(entries), ...(metadata !== undefined && { __metadata__: { request: metadata } }) }));
+  const bytes = new Uint8Array(8 + header.length + entries.length * 8).map((_, i) => i);
+  new DataView(bytes.buffer).setBigUint64(0, BigInt(header.length), true);
+  bytes.set(header, 8);
+  return bytes;
+}
+
+test("a safetensors file becomes the same request in JSON", () => {
+  const file = safetensors({ query: ["F16", [2, 2], 8], "masks.0.values": ["BOOL", [2, 2], 4] }, '{"masks": [{"kind": "attend"}], "lse": true}');
+  const body = parseRequest(file);
+  assert.deepEqual(body.query, { dtype: "float16", shape: [2, 2], data: Buffer.from(file.slice(-16, -8)).toString("base64") });
+  assert.deepEqual(body.masks, [{ kind: "attend", values: { dtype: "bool", shape: [2, 2], data: Buffer.from(file.slice(-8, -4)).toString("base64") } }]);
+});
+
+const [bytes, one] = [(text) => new TextEncoder().encode(text), ["F32", [1, 1], 4]];
+for (const [data, words] of [
+  [bytes(""), /neither JSON nor/], [bytes('{"query": [[1'), /neither JSON nor/], [new Uint8Array([255, 254]), /neither JSON nor/],
+  [bytes("[]"), /JSON object/], [bytes("null"), /JSON object/], [bytes("{}"), /no "query"/], [bytes('{"query": 3}'), /two to four axes/],
+  [bytes('{"query": [[]]}'), /two to four axes/], [bytes('{"query": {"shape": [1, -1]}}'), /two to four axes/],
+  [bytes('{"query": [[1]], "masks": [null]}'), /"masks"/], [new Uint8Array(2 ** 24 + 1), /16 MiB/],
+  [safetensors({ query: ["U8", [1, 1], 1] }), /dtype/], [safetensors({ query: ["F32", [1, 1], 99] }), /does not have/],
+  [safetensors({ query: one, "masks.3.values": one }), /no entry/], [safetensors({ query: one }, "[]"), /JSON object/],
+  [safetensors({ query: one }, "{"), /not JSON/], [safetensors({ query: one }, 7), /JSON object/], [safetensors({ key: one }), /no "query"/],
+]) {
+  test(`what is no request is said in plain words: ${words}`, () => assert.throws(() => parseRequest(data), { message: words }));
+}
+
+test("the sizes of an own request are read as the API reads them", () => {
+  const [layer, attention] = ["v1/layers/x/attend", "v1/attention"];
+  const zeros = (...shape) => ({ dtype: "float32", shape, data: "" });
+  const [q, k, value] = [zeros(2, 3, 8), zeros(2, 5, 8), 0];
+  const size = (path, body) => Object.values(ownOf(path, body, [], [], 0).sizes);
+  assert.deepEqual(size(layer, { query: [[1, 2], [3, 4], [5, 6]] }), [1, 3, 3]);
+  assert.deepEqual(size(layer, { query: q, key: k }), [2, 3, 5]);
+  assert.deepEqual(size(attention, { query: zeros(3, 8), key: zeros(5, 8), value }), [1, 3, 5]);
+  assert.deepEqual(size(attention, { query: zeros(3, 7, 8), key: zeros(5, 7, 8), value, layout: "lhd" }), [1, 3, 5]);
+  assert.deepEqual(size(attention, { query: zeros(2, 7, 3, 8), key: zeros(2, 7, 5, 8), value, past_key: zeros(2, 7, 4, 8) }), [2, 3, 9]);
+  assert.deepEqual(size(attention, { query: q, key: k, value, layout: "packed", num_heads: 2 }), [2, 3, 5]);
+  const { own } = ownOf(layer, { query: q, weights: "mean", encoding: "list" }, ["a", "b", "c"], [], 1);
+  assert.deepEqual(own, { path: layer, body: { query: q }, rows: ["a", "b", "c"], columns: ["a", "b", "c"], sequence: 1, sequences: 2 });
+  assert.throws(() => ownOf(layer, { query: q }, ["a"], [], 0), /1 labels for 3 query rows/);
+  assert.throws(() => ownOf(layer, { query: q, key: k }, [], ["a"], 0), /1 labels for 5 keys/);
+  assert.throws(() => ownOf(layer, { query: q }, [], [], 2), /0 to 1/);
+  assert.throws(() => ownOf(attention, { query: q }, [], [], 0), /"key" and "value"/);
+  assert.throws(() => ownOf(attention, { query: q, key: k, value }, [], [], 0), /"layout"/);
+  assert.deepEqual([" the cat ", "a b\nc\n", ""].map(labelsOf), [["the", "cat"], ["a b", "c"], []]);
+});
+
+test("the figures of a cell add up as they are shown, and give the weight of the service", () => {
+  const number = (figure) => Number(figure.replaceAll("−", "-"));
+  for (let n = 1; n < 400; n++) {
+    const scores = Array.from({ length: 14 }, (_, j) => Math.fround(Math.sin(n * 14 + j) * (n % 40)));
+    const softcap = n % 3 ? null : 20;
+    const base = scores.map((score) => Math.fround(softcap ? softcap * Math.tanh(score / softcap) : score));
+    const masked = base.map((score, j) => Math.fround(score - (j % 3) * 0.5));
+    const lse = Math.log(masked.reduce((sum, score) => sum + Math.exp(score), 0));
+    const weight = Math.fround(Math.exp(masked[1] - lse));
+    const lines = figures({ scaled: scores[1], capped: softcap && base[1], softcap, masked: masked[1], lse: Math.fround(lse), weight, contribution: weight * 1.7 });
+    const shown = Object.fromEntries(lines.map(([what, , figure]) => [what, number(figure)]));
+    const from = shown["capped score"] ?? shown["scaled score"];
+    assert.ok(Math.abs(from + shown["masks add"] - shown.score) < 1e-9);
+    const digits = lines.find(([what]) => what === "weight")[2].replace(/e.*/, "").replace(/^0?\.0*/, "").replace(".", "").length;
+    assert.equal((shown["exp(score)"] / shown["the row's sum of exp"]).toPrecision(digits), shown.weight.toPrecision(digits));
+    assert.equal(weight.toPrecision(digits), shown.weight.toPrecision(digits));
+    assert.equal((shown.weight * shown["‖v · W_O‖, without a layer ‖v‖"]).toPrecision(3), shown.contribution.toPrecision(3));
+  }
+});
+
+test("a blocked cell, scores that exp cannot hold and a weight below float32 have figures too", () => {
+  const cell = { scaled: 1.5, capped: null, softcap: null, lse: 2, contribution: 0 };
+  assert.deepEqual(figures({ ...cell, masked: -Infinity, weight: 0 }).slice(1), [["masks add", "a mask blocks this cell", "−∞"], ["weight", "exp(−∞) = 0", "0.00"]]);
+  assert.deepEqual(figures({ ...cell, scaled: 9000, masked: 9000, lse: 9000.5, weight: 0.60653 }).at(-3), ["weight", "exp(−0.5000)", "0.607"]);
+  assert.deepEqual(figures({ ...cell, masked: 1.5, lse: 300, weight: 0 }).at(-1)?.[0], "weight ≈");
+});
+
+test("there are six examples, and the animal and the street come first", () => {
+  assert.equal(EXAMPLES.length, 6);
+  const { text, layer, head, row, column, weight } = EXAMPLES[0];
+  assert.deepEqual([text.split(" ")[row - 1], text.split(" ")[column - 1], layer, head, weight], ["it", "animal", 3, 1, 0.653]);
+});
