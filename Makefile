@@ -35,7 +35,7 @@ ASK_MINILM = curl --silent --max-time 30 --retry 30 --retry-delay 1 --retry-max-
     -H 'Content-Type: application/json' -d '{"text": "ready", "layers": [0]}' \
     "http://$${ATTENTION_HOST:-127.0.0.1}:$${ATTENTION_PORT:-8000}/v1/models/minilm/states"
 
-.PHONY: help run serve test test-long test-random test-debian torture mutants path size conformance lint format type bench report load gpu gpu-wheels gpu-page image image-test install install-test install-clients install-fuzz install-load install-parity install-browser install-peers layers lock lock-cuda sbom audit clean
+.PHONY: help run serve test test-long explore-test test-random test-debian torture mutants path size conformance lint format type bench report load gpu gpu-wheels gpu-page image image-test install install-test install-clients install-fuzz install-load install-parity install-browser install-peers layers lock lock-cuda sbom audit clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -77,7 +77,7 @@ path: install-test ## print the files that one request of each form enters, in o
 
 size: ## print the lines of code and documents, by room
 	@lines() { find "$$@" -type f | sort | xargs cat | wc -l; }; \
-	for room in service/*/; do printf '%8d %s\n' "$$(lines "$$room" -name '*.py')" "$$room"; done; \
+	for room in service/*/; do printf '%8d %s\n' "$$(lines "$$room" -regex '.*\.\(py\|js\|css\|html\)')" "$$room"; done; \
 	printf '%8d %s\n' "$$(lines service -maxdepth 1 -name '*.py')" 'service/*.py'; \
 	for room in service client/attention_client tests benchmarks loadtest; do \
 	    printf '%8d %s\n' "$$(lines $$room -name '*.py')" "$$room"; \
@@ -87,9 +87,14 @@ size: ## print the lines of code and documents, by room
 conformance: install-test ## write the tables of docs/conformance.md from the conformance tests
 	@exec $(BIN)/python -m tests.conformance.page
 
-lint: install-test ## ruff: rules and format
+lint: install-test ## ruff: rules and format; where npm is installed, tsc: the types of the explorer's modules
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	@if ! command -v npm > /dev/null; then \
+	    echo "lint: NOT CHECKED: the types of service/explore/*.js need npm (apt-get install npm)" >&2; exit 0; \
+	fi; \
+	$(MAKE) --no-print-directory $(BROWSER)/.installed; \
+	echo "tsc --noEmit over service/explore/*.js"; $(BROWSER)/node_modules/.bin/tsc --project tests/e2e/browser
 
 format: install-test ## fix and format with ruff
 	$(BIN)/ruff check --fix
@@ -126,6 +131,10 @@ image: ## build the container image with docker or buildah: BASE=…@sha256:… 
 image-test: install-test layers ## build the image, start it on a real engine and test it: minutes; KEEP=1 keeps it, BASE=…
 	@PYTHON=$(BIN)/python deploy/image/try.sh $(ARGS)
 
+# Outside `make test`, because it needs chromium and the layers. SCREENSHOT=1 writes docs/explore.png.
+explore-test: install-test install-browser layers ## the explorer in a real browser: chromium, nodejs and npm, under a minute; SCREENSHOT=1 writes its picture
+	@exec node --test tests/e2e/browser/explore.test.mjs
+
 # Aim only at loopback or machines of your own: a load test of another's machine is an attack.
 load: install install-load layers ## run the load test's smoke scenario against a new service; URL= a running one, ARGS= options (loadtest/README.md)
 	@URL="$(URL)" exec loadtest/run.sh $(ARGS)
@@ -136,7 +145,7 @@ install-clients: $(CLIENTS)/.installed ## clients of other projects (tritonclien
 install-fuzz: $(FUZZ)/.installed ## schemathesis, in an environment of its own
 install-load: $(LOAD)/.installed ## Locust, in an environment of its own
 install-parity: $(PARITY)/.installed ## Keras, Flax, JAX and transformers, in an environment of their own
-install-browser: $(BROWSER)/.installed ## playwright-core, which drives Debian's chromium in the test of the API page, and a generator of TypeScript clients
+install-browser: $(BROWSER)/.installed ## playwright-core, which drives Debian's chromium in the tests of the pages, axe-core, TypeScript and a generator of its clients
 install-peers: $(PEERS)/mosec/.installed $(PEERS)/triton/.installed $(PEERS)/litserve/.installed ## the servers that `make bench` compares with, each in an environment of its own
 
 # torch is installed first, at its exact pin: it is the largest package, and a build for one device (2.13.0+cpu) satisfies the pin.
@@ -198,7 +207,7 @@ $(PARITY)/.installed: pyproject.toml constraints.txt
 
 # playwright-core comes without a browser of its own and downloads none.
 $(BROWSER)/.installed: tests/e2e/browser/package.json
-	@echo "installing playwright-core and openapi-typescript into $(BROWSER)" >&2
+	@echo "installing playwright-core, axe-core, TypeScript and a generator of clients into $(BROWSER)" >&2
 	@mkdir -p $(BROWSER) && cp $< $(BROWSER)/
 	@npm install --prefix $(BROWSER) --no-audit --no-fund --no-package-lock --ignore-scripts --loglevel=error > /dev/null
 	@touch $@

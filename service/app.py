@@ -1,4 +1,4 @@
-"""ASGI application: joins one service, its routes, the API documents and the outer middleware."""
+"""ASGI application: joins one service, its routes, its pages and the outer middleware."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from starlette.routing import Route
 from service import __version__
 from service.api.attend_route import hot_endpoints
 from service.api.auth.access import Access, CrossOrigin
+from service.api.explore_pages import make_explore_router
 from service.api.inference_routes import make_inference_router
 from service.api.model_routes import make_models_router, model_endpoints
-from service.api.openapi.pages import RootForBrowsers, make_docs_router
+from service.api.openapi.pages import Root, make_docs_router
 from service.api.outer_middleware import OuterMiddleware, raise_again
 from service.api.routes import make_admin_router, make_layers_router, make_operations_router
 from service.errors import printable
@@ -67,6 +68,7 @@ def build(service: Service) -> OuterMiddleware:
         hosts(settings),
         is_metrics_open=settings.open_metrics,
         are_docs_open=settings.docs,
+        is_explore_open=settings.explore,
     )
     endpoints = hot_endpoints(service.shared) | model_endpoints(service.shared, service.models)
     hot = [Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()]  # called without FastAPI
@@ -74,7 +76,11 @@ def build(service: Service) -> OuterMiddleware:
     service.telemetry.routes_known([route.path for route in hot])
     if settings.docs:
         app.include_router(make_docs_router(app, service.example_layer, access.needs_key, service.rendering))
-        app.router.routes.append(RootForBrowsers())
+        app.router.routes.append(Root("docs", is_for_browsers=False))
+    if settings.explore:
+        app.include_router(make_explore_router(service.rendering))
+    if settings.explore or settings.docs:
+        app.router.routes.append(Root("explore" if settings.explore else "docs", is_for_browsers=True))
     # FastAPI builds an included router's routes at its first match, 10 ms each. Match here, before requests wait.
     for route in app.router.routes:
         route.matches({"type": "http", "method": "GET", "path": "/", "root_path": "", "headers": []})

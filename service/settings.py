@@ -198,6 +198,8 @@ class Settings(BaseSettings):
     prefer one to `identity`"""
     docs: bool = True
     """serve `/docs` and `/openapi.json`"""
+    explore: bool = True
+    """serve `/explore`, a page that shows the attention of a sentence"""
     traces: bool = False
     """send a span for each request, phase and batch by OTLP over HTTP, as the `OTEL_…` variables configure; needs the extra
     `otel`"""

@@ -60,7 +60,7 @@ class RequestRecord:
     compute_s: float | None = None
     encode_s: float | None = None
     batch: BatchInfo | None = None
-    is_document: bool = False  # the answer is one of `openapi/pages.py`
+    is_document: bool = False  # the answer is one of `openapi/pages.py` or `explore_pages.py`
 
     @property
     def is_monitoring(self) -> bool:
@@ -168,6 +168,8 @@ class OuterMiddleware:
         if scope["type"] != "http":
             await self._inner(scope, receive, send)
             return
+        if root := scope.get("root_path"):
+            scope = {**scope, "path": _below(root, scope["path"]), "root_path": ""}
         record = start_record(scope, self._now())
         send = _completing(send, record)
         is_received = record.is_counted
@@ -262,9 +264,14 @@ class OuterMiddleware:
         """Return the end of an error message: the nearest path that takes the method; nothing if none is near."""
         method, routes = scope["method"], (route for route in self._routes if isinstance(route, Route))
         paths = (route.path.rstrip("/") for route in routes if method in (route.methods or ()))
-        fitting = [path for path in paths if not path.startswith("/docs/")]
+        fitting = [path for path in paths if not path.startswith(("/docs/", "/explore/"))]
         near = nearest_path(scope["path"], fitting, least_ratio)
         return f"; did you mean {method} {near}?" if near else ""
+
+
+def _below(root: str, path: str) -> str:
+    """Return the path below the prefix under which a host serves the application: access and routes know only that."""
+    return path.removeprefix(root) if path.startswith(f"{root}/") else path
 
 
 def _hot_route(hot: Sequence[Route], path: str) -> tuple[Route, Scope] | None:

@@ -88,11 +88,11 @@ def _welcome(settings: Settings) -> str:
         options += " -k"  # the certificate has the service's public name, not the address used here
     if settings.api_keys_file is not None:
         options += ' -H "Authorization: Bearer $KEY"'
-    docs = f"open {url}/docs, " if settings.docs else ""
+    page = "explore" if settings.explore else "docs" if settings.docs else ""
     return (
         f"attention-service {__version__} starts on {url}\n"
         f"ready: it serves attention without a layer{LAYERS}\n"
-        f"{docs}ask with: curl {url}/v1/attention {options}\n"
+        f"{f'open {url}/{page}, ' if page else ''}ask with: curl {url}/v1/attention {options}\n"
     )
 
 

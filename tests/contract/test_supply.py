@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -51,6 +53,19 @@ def test_r9_every_direct_dependency_is_locked():
 def test_r9_versions_are_above_the_floor(name):
     for found in (LOCK, CONSTRAINTS):
         assert tuple(map(int, found[name].split("."))) >= FLOOR[name]
+
+
+def test_the_wheel_has_every_file_of_the_package_the_pages_too(tmp_path):
+    for name in ("service", "pyproject.toml", "README.md", "LICENSE"):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, tmp_path / name)
+    script = "from setuptools.build_meta import build_wheel; build_wheel('.')"
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    files = {str(path.relative_to(ROOT)) for path in (ROOT / "service").rglob("*") if path.is_file()}
+    expected = {path for path in files if "__pycache__" not in path}
+    assert {"service/explore/index.html", "service/py.typed"} <= expected
+    assert {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("service/")} == expected
 
 
 def test_r9_form_parsers_are_not_locked():

@@ -125,7 +125,7 @@ def test_a_terminal_shows_address_layers_and_a_question_that_works_and_then_a_li
             *warnings,
             r"attention-service \S+ starts on (http://127\.0\.0\.1:\d+)",
             rf"ready: it serves attention without a layer{names}",
-            r"open http://127\.0\.0\.1:\d+/docs, ask with: curl .*",
+            r"open http://127\.0\.0\.1:\d+/explore, ask with: curl .*",
         ]
         lines = shown.text.splitlines()
         assert all(map(re.fullmatch, expected, lines)), lines
@@ -138,7 +138,7 @@ def test_a_terminal_shows_address_layers_and_a_question_that_works_and_then_a_li
 def test_a_terminal_has_colours_and_no_text_of_a_caller_controls_it(tmp_path):
     prepare(tmp_path, LAYERS[:1])
     with terminal(tmp_path) as shown:
-        url = shown.shows(r"open (\S+)/docs")[1]
+        url = shown.shows(r"open (\S+)/explore")[1]
         words = ["curl", "-s", "-X", "POST", f"{url}/v1/layers/%1b%5b2J%0aforged/attend?%1b", "-d", "\x1b[2J"]
         subprocess.run([*words, "-H", "X-Request-Id: \x9b2J", "-H", "Content-Type: \x1b]0;t\x07"], check=True)
         shown.shows(r"\x1b\[\d+mrequest ")

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 
+import httpx2
 import pytest
 
 from attention_client import AsyncClient
@@ -15,7 +16,7 @@ from tests.integration.running import in_service
 X = {"query": [[0.5] * 16, [0.25] * 16]}
 USER, ROOT = "user-key", "root-key"
 BEARER = {"authorization": f"Bearer {USER}"}
-DOCS = {"/", "/docs", "/docs/errors", "/docs/{asset}", "/openapi.json"}
+PAGES = {"/", "/docs", "/docs/errors", "/docs/{asset}", "/openapi.json", "/explore", "/explore/{file}"}
 CLOSED = {
     "/v1/layers",
     "/v1/layers/{layer}/attend",
@@ -54,7 +55,12 @@ async def on_the_page(service) -> set[tuple[str, str]]:
 
 
 def filled(path: str) -> str:
-    for name, value in {"{layer}": "small", "{version}": "1", "{asset}": "swagger-ui.css"}.items():
+    for name, value in {
+        "{layer}": "small",
+        "{version}": "1",
+        "{asset}": "swagger-ui.css",
+        "{file}": "explore.css",
+    }.items():
         path = path.replace(name, value)
     assert "{" not in path, "a new parameter: give it a value"
     return path
@@ -84,12 +90,14 @@ def test_A2_every_route_of_the_application_and_of_the_page_needs_a_key_but_the_o
         for path, method in sorted(found):
             for asked in {method, "HEAD", "OPTIONS", "GET", "POST"}:
                 answer = await service.client.request(asked, filled(path))
-                assert (answer.status_code == 401) == (path not in OPEN | DOCS), (asked, path)
+                assert (answer.status_code == 401) == (path not in OPEN | PAGES), (asked, path)
             with_key = await service.client.request(method, filled(path), headers={**BEARER, "accept": "text/html"})
             assert with_key.status_code in ((403,) if (method, path) in ADMIN else (200, 307, 400, 415)), (method, path)
         for path in (
             "/nothing",
             "/docsx",
+            "/explorex",
+            "http://service//explore",
             "/openapi.jsonx",
             "/healthz/",
             "http://service//healthz",
@@ -413,3 +421,19 @@ def test_a_refused_request_has_the_route_that_it_would_have_if_it_were_answered(
         assert await counted(service, "GET", "/") == 'attention_requests_total{route="/"'
 
     served(story)
+
+
+def test_A2_below_the_prefix_of_a_host_the_same_paths_need_a_key_and_the_same_role(served, keys):
+    async def story(service):
+        transport = httpx2.ASGITransport(app=service.application, root_path="/below")
+        async with httpx2.AsyncClient(transport=transport, base_url="http://service") as client:
+            for path in ("/healthz", "/docs", "/explore", "/"):
+                assert (await client.get(f"/below{path}")).status_code in (200, 307), path
+            for path in ("/v1/layers", "/v1/models"):
+                assert (await client.get(f"/below{path}")).status_code == 401
+            assert (await client.put("/below/v1/layers/small", headers=BEARER)).status_code == 403
+            assert (await client.post("/below/v1/layers/small/attend", json=X, headers=BEARER)).status_code == 200
+            samples = processes.samples((await client.get("/below/metrics", headers=BEARER)).text)
+            assert samples['attention_requests_total{route="/v1/layers/{layer}/attend",status="200"}'] == 1
+
+    served(story, api_keys_file=keys)

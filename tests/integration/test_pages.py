@@ -6,6 +6,7 @@ import re
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -106,22 +107,108 @@ async def test_metrics_count_requests_batches_and_errors(service):
 
 @pytest.mark.parametrize("accept", ["text/html", "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"])
 @in_service()
-async def test_a_browser_that_opens_the_root_is_led_to_the_page(service, accept):
+async def test_a_browser_that_opens_the_root_is_led_to_the_explorer(service, accept):
     answer = await service.client.get("/", headers={"accept": accept})
-    assert (answer.status_code, answer.headers["location"]) == (307, "docs")
+    assert (answer.status_code, answer.headers["location"], answer.headers["vary"]) == (307, "explore", "accept")
     assert (await service.client.head("/", headers={"accept": accept})).status_code == 307
 
 
 @pytest.mark.parametrize("accept", ["*/*", "application/json"])
-@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "PUT", "OPTIONS"])
 @in_service()
-async def test_for_any_other_client_nothing_is_at_the_root(service, accept, method):
+async def test_any_other_client_is_led_from_the_root_to_the_page_of_the_api(service, accept):
+    for method in ("GET", "HEAD"):
+        answer = await service.client.request(method, "/", headers={"accept": accept})
+        assert (answer.status_code, answer.headers["location"], answer.headers["vary"]) == (307, "docs", "accept")
+
+
+@pytest.mark.parametrize("accept", ["*/*", "text/html"])
+@pytest.mark.parametrize("method", ["POST", "PUT"])
+@in_service()
+async def test_the_root_takes_nothing(service, accept, method):
     assert (await service.client.request(method, "/", headers={"accept": accept})).status_code == 404
-    if method not in ("GET", "HEAD", "OPTIONS"):
-        assert (await service.client.request(method, "/", headers={"accept": "text/html"})).status_code == 404
 
 
-DOCUMENTS = ("/openapi.json", "/docs", "/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css", "/docs/favicon.png")
+@pytest.mark.parametrize(
+    ("switched_off", "browsers", "others"),
+    [({"explore"}, "docs", "docs"), ({"docs"}, "explore", None), ({"docs", "explore"}, None, None)],
+    ids=["no explorer", "no documents", "neither"],
+)
+def test_a_page_that_is_switched_off_is_not_there_and_the_root_leads_to_the_other_or_nowhere(
+    served, switched_off, browsers, others
+):
+    async def story(service):
+        for accept, page in {"text/html": browsers, "*/*": others}.items():
+            answer = await service.client.get("/", headers={"accept": accept})
+            assert (answer.status_code, answer.headers.get("location")) == ((307, page) if page else (404, None))
+        for page in ("explore", "docs"):
+            answer = await service.client.get(f"/{page}")
+            assert answer.status_code == (404 if page in switched_off else 200)
+
+    served(story, **dict.fromkeys(switched_off, False))
+
+
+def test_a_page_that_is_switched_off_needs_a_key_as_any_path_that_does_not_exist(served):
+    async def story(service):
+        plain = {"x-api-key": ""}
+        assert (await service.client.get("/docs", headers=plain)).status_code == 200
+        for path in ("/explore", "/explore/main.js"):
+            assert (await service.client.get(path, headers=plain)).status_code == 401
+
+    served(story, admin=True, explore=False)
+
+
+@in_service()
+async def test_the_explorer_needs_no_other_host_and_its_files_keep_to_its_policy(service):
+    page = await service.client.get("/explore")
+    links = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+    assert links
+    for link in links:
+        if link.startswith("data:"):
+            continue
+        assert link.startswith("explore/"), "relative to /explore, so that it works under a prefix"
+        answer = await service.client.get(f"/{link}")
+        assert answer.status_code == 200, link
+        assert answer.headers["content-security-policy"] == page.headers["content-security-policy"]
+    policy = dict(part.strip().split(" ", 1) for part in page.headers["content-security-policy"].split(";"))
+    assert policy == {
+        "default-src": "'self'",
+        "img-src": "'self' blob: data:",
+        **dict.fromkeys(("object-src", "base-uri", "form-action", "frame-ancestors"), "'none'"),
+    }
+    assert page.headers["referrer-policy"] == "no-referrer"
+
+
+@in_service()
+async def test_every_module_style_and_picture_of_the_explorer_is_served_with_its_type_and_nothing_else(service):
+    types = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
+    for file in EXPLORER.iterdir():
+        answer = await service.client.get(f"/explore/{file.name}")
+        expected = (200, types[file.suffix]) if file.suffix in types else (404, "application/problem+json")
+        assert (answer.status_code, answer.headers["content-type"]) == expected
+        assert answer.status_code == 404 or answer.content == file.read_bytes()
+    for path in (
+        "../settings.py",
+        "..%2fsettings.py",
+        "%2e%2e/settings.py",
+        "%2fetc%2fpasswd",
+        "",
+        "main.js/",
+        "a/main.js",
+        "%00",
+    ):
+        answer = await service.client.get(f"http://service/explore/{path}")
+        assert answer.status_code == 404, path
+
+
+EXPLORER = Path(pages.__file__).parents[2] / "explore"
+DOCUMENTS = (
+    "/explore",
+    "/openapi.json",
+    "/docs",
+    "/docs/swagger-ui-bundle.js",
+    "/docs/swagger-ui.css",
+    "/docs/favicon.png",
+)
 
 
 class Called:

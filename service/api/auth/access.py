@@ -122,8 +122,9 @@ class Limiter:
 
 OPEN = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
 METRICS = "/metrics"
-# With the parts below /docs/ they need no key while their setting is on: a browser sends none when it opens a page.
+# With what is below /docs/ and /explore/ they need no key while their setting is on: a browser that opens a page sends none.
 DOCS = frozenset({"/", "/docs", "/openapi.json"})
+EXPLORE = frozenset({"/", "/explore"})
 # Method and path template of each route that changes the service.
 ADMIN = (("PUT", "/v1/layers/{layer}"), ("DELETE", "/v1/layers/{layer}"))
 _ADMIN = {method: [compile_path(path)[0] for other, path in ADMIN if other == method] for method, _ in ADMIN}
@@ -141,12 +142,14 @@ class Access:
         *,
         is_metrics_open: bool = False,
         are_docs_open: bool = False,
+        is_explore_open: bool = False,
     ) -> None:
         self._keys = keys
         self._limiter = limiter
         self._hosts = hosts
-        self._open = OPEN | {METRICS} if is_metrics_open else OPEN
-        self._are_docs_open = are_docs_open
+        pages = (DOCS if are_docs_open else frozenset()) | (EXPLORE if is_explore_open else frozenset())
+        self._open = OPEN | pages | ({METRICS} if is_metrics_open else frozenset())
+        self._below = tuple(f"{page}/" for page in ("/docs", "/explore") if page in pages)
         self._last: KeyRing | None = None
 
     def admit(self, scope: Scope) -> None:
@@ -169,7 +172,7 @@ class Access:
         return self._keys is not None and not self._is_open(path)
 
     def _is_open(self, path: str) -> bool:
-        return path in self._open or (self._are_docs_open and (path in DOCS or path.startswith("/docs/")))
+        return path in self._open or path.startswith(self._below)
 
     def _caller(self, scope: Scope) -> bytes:
         """Return the digest of the key; without a keys file, the empty name that all clients share."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import html
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from importlib import resources
 
@@ -33,18 +33,18 @@ _TAG = re.compile(rb'"[^"]*"')
 
 
 class Document:
-    def __init__(self, content: bytes, media_type: str) -> None:
+    def __init__(self, content: bytes, media_type: str, headers: Mapping[str, str] | None = None) -> None:
         self._content, self._media_type = content, media_type
         self._etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+        self._headers = {"etag": self._etag, **(headers or {})}
 
     async def answer(self, request: Request) -> Response:
         """Return the document, or a 304 if If-None-Match names its tag, weak or not, or `*` (RFC 9110, section 13.1.2)."""
         known = b",".join(fields_of(request.scope)[b"if-none-match"])
         record_of(request.scope).is_document = True
-        headers = {"etag": self._etag}
         if known.strip() == b"*" or self._etag.encode("ascii") in _TAG.findall(known):
-            return Response(status_code=304, headers=headers)
-        return Response(self._content, media_type=self._media_type, headers=headers)
+            return Response(status_code=304, headers=self._headers)
+        return Response(self._content, media_type=self._media_type, headers=self._headers)
 
 
 def make_docs_router(
@@ -87,17 +87,18 @@ def make_docs_router(
     return router
 
 
-class RootForBrowsers(Route):
-    """Leads a client that reads HTML from `/` to the page. For any other client nothing is at `/`."""
+class Root(Route):
+    """Leads clients from `/` to a page, relative to it: those that read HTML, or those that do not."""
 
-    def __init__(self) -> None:
-        super().__init__("/", RedirectResponse("docs", headers={"vary": "accept"}), methods=["GET"])
+    def __init__(self, page: str, *, is_for_browsers: bool) -> None:
+        super().__init__("/", RedirectResponse(page, headers={"vary": "accept"}), methods=["GET"])
+        self._is_for_browsers = is_for_browsers
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         match, child = super().matches(scope)
         is_taken = match is Match.FULL or scope["method"] == "OPTIONS"  # which the outer middleware answers
         is_browser = any(b"text/html" in value for value in fields_of(scope)[b"accept"])
-        return (match, child) if is_taken and is_browser else (Match.NONE, {})
+        return (match, child) if is_taken and is_browser == self._is_for_browsers else (Match.NONE, {})
 
 
 def _errors_page() -> str:
