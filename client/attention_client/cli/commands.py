@@ -1,8 +1,8 @@
 """`attend`, `sdpa`, `show`, `compare` and `golden`: the commands, with their options.
 
-Invariants: `show` requests the weights itself, or reads those of an earlier answer, and draws one head. The user gives the words
-on the axes; there must be one for each row. The references of `golden` never come from the service, and its files are written
-before it is asked.
+Invariants: `show` requests the weights itself, or reads those of an earlier answer, and draws one head. The words on the axes are
+the tokens of a text, else the user gives them, one for each row. The references of `golden` never come from the service, and its
+files are written before it is asked.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from attention_client.cli.arguments import request_body
 from attention_client.cli.asking import URL, asking
 from attention_client.cli.case_file import errors, read_case, tolerance, widened
 from attention_client.cli.golden_vectors import VECTORS, golden_of
-from attention_client.cli.heat_map import asked_head, print_map, stored_head
+from attention_client.cli.heat_map import asked_head, print_map, stored_head, text_head
 from attention_client.cli.readings import found_in, readings_of
 from attention_client.cli.terminal import Screen, progress
 from attention_client.errors import ClientError, InvalidInput
@@ -118,7 +118,17 @@ def sdpa(
 
 
 def show(
-    layer: Annotated[str | None, typer.Argument(help="name of a served layer; not with --weights")] = None,
+    layer: Annotated[str | None, typer.Argument(help="name of a served layer; not with --text or --weights")] = None,
+    text: Annotated[
+        str | None, typer.Option("--text", help="draw the tokens of this text, in a layer of a model")
+    ] = None,
+    text_pair: Annotated[str | None, typer.Option("--text-pair", help="a second text after --text")] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="of --text: name of a model; default: the only one")
+    ] = None,
+    number: Annotated[
+        int | None, typer.Option("--layer", min=0, help="of --text: which layer of the model; default: 0, the first")
+    ] = None,
     query: QueryFile = None,
     key: KeyFile = None,
     value: ValueFile = None,
@@ -145,16 +155,32 @@ def show(
     """Draw one head's attention weights as a heat map."""
     if legend and svg:
         raise InvalidInput("--legend is of the terminal; --svg has its own scale")
-    if (layer is None) == (weights is None) or (weights and any((query, key, value, request, causal, mask))):
-        raise InvalidInput("give either a layer or --weights FILE, and arrays, a request and masks only with a layer")
+    given, arrays = sum(source is not None for source in (layer, text, weights)), any((query, key, value, request))
+    if given != 1 or (layer is None and arrays) or (weights and any((causal, mask))):
+        words = "give either a layer or --weights FILE or --text"
+        raise InvalidInput(f"{words}; arrays and a request go only with a layer, masks not with --weights")
+    if text is None and (text_pair, model, number) != (None, None, None):
+        raise InvalidInput("--text-pair, --model and --layer go with --text")
+    if text is not None and (tokens or key_tokens or sequence):
+        raise InvalidInput(
+            "--text is one sequence with its own tokens: leave out --tokens, --key-tokens and --sequence"
+        )
+    queries, keys = (None if words is None else words.split() for words in (tokens, key_tokens))
     if weights is not None:
         drawn, title = stored_head(weights, sequence, head)
+    elif text is not None:
+        others = {"text": text, "text_pair": text_pair, "layer": number or 0}
+        body, options = request_body(None, {}, causal, mask, others=others)
+        with asking(url, api_key, options | HEAD) as ask:
+            model = model or ask.only_model()
+            drawn, queries = text_head(ask, model, body, head or 0)
+        title = f"{model}, layer {number or 0}, head {head or 0}"
     else:
         body, options = request_body(request, {"query": query, "key": key, "value": value}, causal, mask)
         with asking(url, api_key, options | HEAD) as ask:
             drawn = asked_head(ask, layer, body, sequence, head or 0)
         title = f"{layer}, head {head or 0}"
-    print_map(drawn, (tokens, key_tokens), title, svg, use_legend=legend)
+    print_map(drawn, (queries, keys), title, svg, use_legend=legend)
 
 
 def compare(
