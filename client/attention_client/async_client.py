@@ -172,9 +172,8 @@ class AsyncClient(ClientOptions):
     ) -> States:
         """Return the hidden states of a text in front of `layers`; their number is behind the last. Raises as `attend_text`."""
         fields = {"text": text, "text_pair": text_pair, "tokens": tokens, "layers": layers}
-        return await self.http.ask(
-            binary_answer(f"{model_path(model)}/states", read_states, fields), timeout_s, request_id
-        )
+        call = binary_answer(f"{model_path(model)}/states", read_states, fields)
+        return await self.http.ask(call, timeout_s, request_id)
 
     @overload
     def attend_many(

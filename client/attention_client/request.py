@@ -131,10 +131,7 @@ def binary_answer(path: str, read: Callable[[Reply], Result], fields: Mapping[st
 def _fields(
     options: Mapping[str, Any], masked_rows: MaskedRows, tensors: dict[str, Raw]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the fields of options that are not None, and the tensors that they ask for, with the names of their dtypes.
-
-    The values of masks are added to `tensors`.
-    """
+    """Return the options that are not None, and the tensors that they ask for by dtype; values of masks go to `tensors`."""
     fields: dict[str, Any] = given(**options)
     wanted: dict[str, str] = {name: "float" for name in ("scores", "lse") if name in fields}
     if (masks := fields.pop("masks", None)) is not None and (found := _masks(masks, tensors)):

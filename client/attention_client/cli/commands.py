@@ -119,16 +119,10 @@ def sdpa(
 
 def show(
     layer: Annotated[str | None, typer.Argument(help="name of a served layer; not with --text or --weights")] = None,
-    text: Annotated[
-        str | None, typer.Option("--text", help="draw the tokens of this text, in a layer of a model")
-    ] = None,
+    text: Annotated[str | None, typer.Option("--text", help="draw a layer of a model on this text")] = None,
     text_pair: Annotated[str | None, typer.Option("--text-pair", help="a second text after --text")] = None,
-    model: Annotated[
-        str | None, typer.Option("--model", help="of --text: name of a model; default: the only one")
-    ] = None,
-    number: Annotated[
-        int | None, typer.Option("--layer", min=0, help="of --text: which layer of the model; default: 0, the first")
-    ] = None,
+    model: Annotated[str | None, typer.Option("--model", help="model of --text; default: the only one")] = None,
+    number: Annotated[int | None, typer.Option("--layer", min=0, help="layer of the model; default: 0")] = None,
     query: QueryFile = None,
     key: KeyFile = None,
     value: ValueFile = None,
@@ -162,9 +156,7 @@ def show(
     if text is None and (text_pair, model, number) != (None, None, None):
         raise InvalidInput("--text-pair, --model and --layer go with --text")
     if text is not None and (tokens or key_tokens or sequence):
-        raise InvalidInput(
-            "--text is one sequence with its own tokens: leave out --tokens, --key-tokens and --sequence"
-        )
+        raise InvalidInput("--text has its own tokens: leave out --tokens and --key-tokens, and --sequence")
     queries, keys = (None if words is None else words.split() for words in (tokens, key_tokens))
     if weights is not None:
         drawn, title = stored_head(weights, sequence, head)

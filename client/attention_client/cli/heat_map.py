@@ -10,7 +10,7 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from rich.cells import cell_len, set_cell_size
@@ -23,6 +23,7 @@ from attention_client.cli.asking import Ask
 from attention_client.cli.terminal import Screen, printable
 from attention_client.errors import BadAnswer, InvalidInput
 
+Words: TypeAlias = list[str] | None
 LEGEND = ((0.5, "*"), (0.2, "+"), (0.05, "."))
 # From nearly black to bright, because the eye reads brightness as strength.
 _RAMP = ("#1a1a2e", "#16325c", "#0f4c81", "#1f7a8c", "#3fa796", "#8cc84b", "#f5d547", "#ffffff")
@@ -74,12 +75,7 @@ def stored_head(path: Path, sequence: int, head: int | None) -> tuple[np.ndarray
 
 
 def print_map(
-    weights: np.ndarray,
-    words: tuple[list[str] | None, list[str] | None],
-    title: str,
-    picture: Path | None,
-    *,
-    use_legend: bool,
+    weights: np.ndarray, words: tuple[Words, Words], title: str, picture: Path | None, *, use_legend: bool
 ) -> None:
     """Draw the weights in the terminal, or write them to the SVG `picture`; `words` are those of queries and of keys."""
     (tokens, key_tokens), (rows, columns), title = words, weights.shape, printable(title)
@@ -96,7 +92,7 @@ def print_map(
     screen.print(draw(weights, queries, keys, title=title, use_legend=use_legend, width=screen.width))
 
 
-def _words(given: list[str] | None, count: int, option: str) -> list[str]:
+def _words(given: Words, count: int, option: str) -> list[str]:
     words = [str(i) for i in range(count)] if given is None else [printable(word) for word in given]
     if len(words) != count:
         raise InvalidInput(f"{option} has {len(words)} words for {count} rows")

@@ -118,9 +118,9 @@ def test_the_picture_is_labelled_with_the_tokens(show, tmp_path):
         (("--weights", "w.npz", "--mask", "causal"), "^give either a layer .*, masks not with --weights$"),
         (("small", "--query", "x.npy", "--layer", "3"), "^--text-pair, --model and --layer go with --text$"),
         (("--weights", "w.npz", "--model", "tiny"), "^--text-pair, --model and --layer go with --text$"),
-        (("--text", "a", "--tokens", "a"), "^--text is one sequence with its own tokens"),
-        (("--text", "a", "--key-tokens", "a"), "^--text is one sequence with its own tokens"),
-        (("--text", "a", "--sequence", "1"), "^--text is one sequence with its own tokens"),
+        (("--text", "a", "--tokens", "a"), "^--text has its own tokens"),
+        (("--text", "a", "--key-tokens", "a"), "^--text has its own tokens"),
+        (("--text", "a", "--sequence", "1"), "^--text has its own tokens"),
         (("--text", "a", "--model", "../x"), "^a model's name is"),
     ],
 )
