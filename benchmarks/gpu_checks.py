@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +23,9 @@ import torch.nn.functional as F
 
 from service.attention.call import Answer, AttentionCall, Call, WeightsWanted
 from service.attention.engine import Engine, EngineOptions, LayerCall, LoadedLayer
+from service.attention.layer import Layer
 from service.attention.masks import Added, CombinedMask, Sizes, causal
+from service.attention.scaled_dot_product import ScaledDotProduct
 from service.attention.spec import LayerSpec
 from service.errors import CostLimit, EngineDown, ServiceError
 
@@ -115,7 +118,7 @@ def meaning(scale: Scale) -> Iterator[Row]:
         _engine(EngineOptions(scale.device, torch.float32)) as engine,
         _engine(EngineOptions(CPU, torch.float32)) as cpu,
     ):
-        sides = [(one, one.load(None, {}).result()) for one in (engine, cpu)]
+        sides = [(one, one.load(ScaledDotProduct, dtype=torch.float32).result()) for one in (engine, cpu)]
         for (name, value), wanted in itertools.product(biases.items(), (None, WeightsWanted("heads"))):
             bias = torch.full((1, 1, 5, 5), value)
             if value == -torch.inf:
@@ -149,7 +152,7 @@ def speed(scale: Scale) -> Iterator[Row]:
     for dtype, is_exact in itertools.product((torch.float32, torch.bfloat16), (False, True)):
         with _engine(EngineOptions(scale.device, dtype, exact=is_exact)) as engine:
             began = time.perf_counter()
-            loaded = engine.load(SPEC, _tensors()).result()
+            loaded = engine.load(partial(Layer, SPEC, _tensors())).result()
             load_s = time.perf_counter() - began
             for (name, calls), size in itertools.product(cases.items(), sorted({16, scale.calls})):
                 row: Row = {"case": name, "dtype": _name(dtype), "exact": is_exact, "batch": size}
@@ -281,7 +284,7 @@ def _loaded(
 ) -> Iterator[tuple[Engine, LoadedLayer]]:
     """Yield an engine and the layer on it."""
     with _engine(EngineOptions(scale.device, dtype, exact=exact)) as engine:
-        yield engine, engine.load(SPEC, _tensors()).result()
+        yield engine, engine.load(partial(Layer, SPEC, _tensors())).result()
 
 
 @contextlib.contextmanager

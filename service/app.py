@@ -20,6 +20,7 @@ from service import __version__
 from service.api.attend_route import hot_endpoints
 from service.api.auth.access import Access, CrossOrigin
 from service.api.inference_routes import make_inference_router
+from service.api.model_routes import make_models_router, model_endpoints
 from service.api.openapi.pages import RootForBrowsers, make_docs_router
 from service.api.outer_middleware import OuterMiddleware, raise_again
 from service.api.routes import make_admin_router, make_layers_router, make_operations_router
@@ -67,7 +68,7 @@ def build(service: Service) -> OuterMiddleware:
         is_metrics_open=settings.open_metrics,
         are_docs_open=settings.docs,
     )
-    endpoints = hot_endpoints(service.shared)
+    endpoints = hot_endpoints(service.shared) | model_endpoints(service.shared, service.models)
     hot = [Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()]  # called without FastAPI
     app.router.routes.extend(hot)
     service.telemetry.routes_known([route.path for route in hot])
@@ -111,4 +112,5 @@ def _application(service: Service) -> FastAPI:
     )
     for make_router in (make_operations_router, make_layers_router, make_admin_router, make_inference_router):
         app.include_router(make_router(service))
+    app.include_router(make_models_router(service.models))
     return app

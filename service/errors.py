@@ -161,6 +161,12 @@ class LayerNotFound(NotServed):
     """
 
 
+class ModelNotFound(NotServed):
+    """No model of that name is in the layer directory. GET /v1/models lists the names; `attention-service models import` stores
+    one there.
+    """
+
+
 class RouteNotFound(NotServed, code="not_found"):
     """The service has no such path. /docs lists the paths."""
 

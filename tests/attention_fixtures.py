@@ -94,7 +94,7 @@ class OneLayer:
 
     def __init__(self, options: EngineOptions, spec: LayerSpec, seed: int = 0) -> None:
         self.engine = Engine(options)
-        self.loaded = self.engine.load(spec, make_tensors(spec, seed)).result()
+        self.loaded = self.engine.load(functools.partial(Layer, spec, make_tensors(spec, seed))).result()
 
     def run(self, calls: Sequence[Call], *, is_inline: bool = False, is_long: bool = False) -> Future[Any]:
         works = [LayerCall(self.loaded, call) for call in calls]

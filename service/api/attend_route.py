@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from service.api.reply import JSON, OCTET_STREAM, SAFETENSORS, Coding, answer_coding, answer_type, body_type, collected
 from service.api.request_context import RequestContext, SharedState
@@ -65,9 +66,10 @@ class AttendRoute:
             del request  # its tensors would stay until the answer is sent
             await context.send(send, [(b"content-type", wanted)], pieces, coding)
 
-    async def _checked(self, context: RequestContext, sent: bytes, body: bytearray) -> CheckedRequest:
+    async def _checked(self, context: RequestContext[Any], sent: bytes, body: bytearray) -> CheckedRequest:
         """Return the request in a body of the type that was sent."""
-        layer, limits = context.layer, context.limits.request
+        limits = context.limits.request
+        layer: Served = context.layer
         if sent == JSON:
             document = await context.parsed(body)
             return await context.run(_check, document, layer, limits)
@@ -124,10 +126,10 @@ class InferRoute:
             await context.send(send, headers, [*head, *blobs], coding)
 
     async def _checked(
-        self, context: RequestContext, body: bytearray, json_length: bytes | None
+        self, context: RequestContext[Any], body: bytearray, json_length: bytes | None
     ) -> tuple[CheckedRequest, WantedAnswer]:
         """Return the request in a body whose first `json_length` bytes, or all, are JSON."""
-        layer = context.layer
+        layer: Served = context.layer
         kind = InferAttentionRequest if isinstance(layer, ServedAttention) else InferRequest
         text, rest = split_inference(body, json_length)
         document, mask_params, wanted = read_inference(await context.parsed(text), rest, kind)

@@ -21,6 +21,7 @@ STATUS: dict[type[ServiceError], int] = {
     errors.Unauthorized: 401,
     errors.Forbidden: 403,
     errors.LayerNotFound: 404,
+    errors.ModelNotFound: 404,
     errors.RouteNotFound: 404,
     errors.MethodNotAllowed: 405,
     errors.NotAcceptable: 406,

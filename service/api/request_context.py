@@ -20,7 +20,7 @@ import functools
 import re
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar
 
 import torch
 
@@ -28,7 +28,7 @@ from service.api.outer_middleware import milliseconds, record_of
 from service.api.reply import Coding, Headers, Piece, send_reply
 from service.api.request_body import announced_body, decompressed, joined, read_body
 from service.attention.call import Answer
-from service.attention.engine import LayerCall
+from service.attention.engine import LayerCall, LoadedLayer
 from service.batching.batcher import Batcher
 from service.batching.job import NOTHING, Cost
 from service.batching.policy import BatchLimits, size_class
@@ -36,14 +36,29 @@ from service.errors import CostLimit, DeadlineExceeded, Draining, InvalidInput, 
 from service.http.asgi import CYCLE, KEY_DIGEST, ClientGone, Receive, RequestCycle, Scope, Send
 from service.http.receive_cycle import ReceiveCycle
 from service.http.request_parser import HeaderFields, fields_of
-from service.layers.catalog import Catalog, Served
+from service.layers.catalog import Catalog
 from service.wire.attend_request import AnswerFacts, CheckedRequest, RequestLimits
 from service.wire.json_document import parse
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class Target(Protocol):
+    """What a request is for: a layer, attention without a layer, or a model."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def digest(self) -> str | None: ...
+    @property
+    def loaded(self) -> LoadedLayer: ...
+    def output_bytes(self, call: Any, /) -> int: ...
+
+
+L = TypeVar("L", bound=Target)
 # Returns what a request is for, given the served layers and the parameters of its path.
-Find = Callable[[Catalog, Mapping[str, str]], Served]
+Find = Callable[[Catalog, Mapping[str, str]], L | None]
 
 _SERVER_TIMING = b"decode;dur=%.3f, queue;dur=%.3f, compute;dur=%.3f, total;dur=%.3f"
 _OF_TEXT = re.compile("; tensors [^;]*safetensors[^;]*")  # a remedy for a body of text
@@ -126,14 +141,17 @@ class Reservation:
                 del by_caller[self._caller]
 
 
-class RequestContext:
+class RequestContext(Generic[L]):
     """Made when the headers have arrived; use it in a `with` block, which frees its reserved bytes in every case."""
 
-    def __init__(self, shared: SharedState, scope: Scope, receive: Receive, find: Find) -> None:
-        """Take the layer that `find` returns; raise what it raises, NotReady, or Draining after `SharedState.close`."""
+    def __init__(self, shared: SharedState, scope: Scope, receive: Receive, find: Find[L]) -> None:
+        """Take the layer that `find` returns; raise what it raises, NotReady, or Draining after `SharedState.close`.
+
+        If it returns None, a model that may have to be read first, call `take` before `ask`.
+        """
         if shared.is_closed:
             raise Draining("the service is shutting down and accepts no new requests")
-        self.layer = find(shared.catalog, scope["path_params"])
+        found = find(shared.catalog, scope["path_params"])
         self._shared = shared
         self.limits = shared.limits
         self.fields = fields_of(scope)
@@ -143,12 +161,17 @@ class RequestContext:
         self._task: asyncio.Task[Any] | None = None
         self._end: Callable[[], Exception] | None = None
         self.record = record_of(scope)
-        self.record.layer = self.layer.name
+        if found is not None:
+            self.take(found)
         self._cycle: RequestCycle = scope.get(CYCLE) or ReceiveCycle(receive)
         self._timeout_s = self.limits.timeout_s
         self._complete = self._answered = 0.0
         self._arrival: Callable[[], None] | None = None
         self._is_binary = False
+
+    def take(self, layer: L) -> None:
+        self.layer = layer
+        self.record.layer = layer.name
 
     def __enter__(self) -> Self:
         self._task = asyncio.current_task()
@@ -196,7 +219,7 @@ class RequestContext:
         self._cycle.on_disconnect(lambda: self.cancel(ClientGone))
         if coding is not None:
             work = decompressed(parts, coding, limits.max_body_bytes, reserve, self._shared.run_off_loop)
-            parts = await self._within_deadline("was decompressed", work)
+            parts = await self.within_deadline("the body was decompressed", work)
         if asked_s == 0:  # reported after the body's size and coding
             raise InvalidInput("X-Request-Timeout-Ms must be a whole number of milliseconds, at least 1")
         self.record.bytes_in = sum(map(len, parts))
@@ -204,14 +227,14 @@ class RequestContext:
             self._note_arrival()
         return await self.run(joined, parts)
 
-    async def _within_deadline(self, doing: str, work: Coroutine[Any, Any, R]) -> R:
-        """Return the result of `work`; at the deadline raise DeadlineExceeded, whose message says that the body `doing`."""
+    async def within_deadline(self, doing: str, work: Coroutine[Any, Any, R]) -> R:
+        """Return the result of `work`; at the deadline raise DeadlineExceeded, whose message says what was being done."""
         # Not a generator with `yield`: from Python 3.12 on the error's traceback would refer back to it, and it holds the body.
         try:
             async with asyncio.timeout(self._timeout_s - self._elapsed_s()):
                 return await work
         except TimeoutError:
-            raise DeadlineExceeded(f"the deadline passed while the body {doing}") from None
+            raise DeadlineExceeded(f"the deadline passed while {doing}") from None
 
     async def run(self, work: Callable[P, R], *args: P.args, **named: P.kwargs) -> R:
         """Return what `work` returns; for a large body it runs in the thread, after that of earlier ones."""
@@ -221,8 +244,8 @@ class RequestContext:
 
     async def off_loop(self, work: Callable[[], R]) -> R:
         """Return what `work` returns, run in the thread; the deadline ends the wait for it."""
-        doing = "was parsed and checked, or waited for the bodies before it"
-        return await self._within_deadline(doing, self._shared.run_off_loop(work))
+        doing = "the body was parsed and checked, or waited for the bodies before it"
+        return await self.within_deadline(doing, self._shared.run_off_loop(work))
 
     async def parsed(self, text: bytearray) -> dict[str, Any]:
         """Return the JSON object in `text`, and empty it unless the object refers to it: memory must not hold both."""
@@ -264,7 +287,7 @@ class RequestContext:
 
     def _likely_cost(self, num_bytes: int) -> Cost | None:
         """Return the cost of a body of this size, by the last ones for the layer; None if there were none."""
-        if (each := self._shared.cost_per_byte.get((self.layer.name, self._is_binary))) is None:
+        if (each := self._shared.cost_per_byte.get((self.record.layer or "", self._is_binary))) is None:
             return None
         tokens, flops = each
         return NOTHING._replace(tokens=int(num_bytes * tokens), flops=int(num_bytes * flops))
@@ -354,7 +377,7 @@ class SharedState:
         self.intake = ByteBudget(limits.intake_bytes, "bodies are being received and decoded")
         self.answers = ByteBudget(limits.answer_bytes, "answers are being computed and sent")
         self.is_closed = False
-        self.opened: set[RequestContext] = set()
+        self.opened: set[RequestContext[Any]] = set()
         self.cost_per_byte: dict[tuple[str, bool], tuple[float, float]] = {}
         """Tokens and flops of a byte in the last bodies, by layer and whether the bodies are binary."""
 

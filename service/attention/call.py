@@ -22,10 +22,11 @@ Stage = Literal["scaled", "capped", "masked"]
 class WeightsWanted:
     """Selects the attention weights to return, or the scores at a `stage`, which have the form "heads".
 
-    `heads` and `queries` None = all, in order. Only form "top_k" has a `k`.
+    Form "contributions" has the shape of "heads": the length of what each key adds to the head's output after the output
+    projection (Kobayashi et al. 2020). `heads` and `queries` None = all, in order. Only form "top_k" has a `k`.
     """
 
-    form: Literal["heads", "mean", "top_k"]
+    form: Literal["heads", "mean", "top_k", "contributions"]
     k: int | None = None
     heads: tuple[int, ...] | None = None
     queries: tuple[int, ...] | None = None
@@ -41,6 +42,9 @@ class Call(NamedTuple):
     value: torch.Tensor | None = None
     mask: CombinedMask | None = None
     weights: WeightsWanted | None = None
+    scores: WeightsWanted | None = None
+    has_lse: bool = False
+    has_entropy: bool = False
 
     @property
     def is_self_attention(self) -> bool:
@@ -81,6 +85,7 @@ class AttentionCall(NamedTuple):
     weights: WeightsWanted | None = None
     scores: WeightsWanted | None = None
     has_lse: bool = False
+    has_entropy: bool = False
     has_present: bool = False
     rows_first: bool = False
     """Whether the output lies in memory as [B, L, N, V], which is the layout of the request."""
@@ -109,14 +114,15 @@ Weights = torch.Tensor | TopK
 class Answer:
     """Output [B, L, D], or [B, N, L, V] without a layer, in the query's dtype, and what else the call requests.
 
-    Weights [B, N', L', S] (form "heads"), [B, L', S] ("mean"), or TopK. Only without a layer: scores [B, N', L', S]; lse
-    [B, N, L], the natural log-sum-exp of the masked scores; present_key [B, G, S, H] and present_value [B, G, S, V] in the dtype
-    of the key.
+    Weights [B, N', L', S] (forms "heads" and "contributions"), [B, L', S] ("mean"), or TopK; scores [B, N', L', S]; lse
+    [B, N, L], the natural log-sum-exp of the masked scores; entropy [B, N, L], of each row of weights in nats. Only without a
+    layer: present_key [B, G, S, H] and present_value [B, G, S, V] in the dtype of the key.
     """
 
     output: torch.Tensor
     weights: Weights | None = None
     scores: torch.Tensor | None = None
     lse: torch.Tensor | None = None
+    entropy: torch.Tensor | None = None
     present_key: torch.Tensor | None = None
     present_value: torch.Tensor | None = None

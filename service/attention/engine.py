@@ -16,21 +16,18 @@ import dataclasses
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 
-from service.attention.call import Answer, AttentionCall, Call
+from service.attention.call import Answer
 from service.attention.heap import trim
-from service.attention.layer import Layer
 from service.attention.progress import Progress, current
 from service.attention.projection import instruction_set
-from service.attention.scaled_dot_product import ScaledDotProduct
 from service.attention.self_check import Variant, first_rate, settle
-from service.attention.spec import LayerSpec
 from service.errors import CostLimit, EngineDown
 
 # Messages of torch's allocators where they raise a plain RuntimeError: Linux, Windows, CUDA, cuBLAS and cuDNN (`…_ALLOC_FAILED`).
@@ -97,12 +94,22 @@ def pick_device(name: str) -> torch.device:
     return torch.device("cuda" if has_gpu and name != "cpu" else "cpu")
 
 
+class Build(Protocol):
+    """Makes a variant of one layer, of attention without a layer, or of a model: `partial(Layer, spec, tensors)`."""
+
+    def __call__(self, *, dtype: torch.dtype, device: torch.device) -> Variant: ...
+
+
 @dataclasses.dataclass(slots=True, eq=False, weakref_slot=True)
 class LoadedLayer:
-    """A layer, its stored tensors and a variant for each dtype requested so far; attention without a layer has no spec."""
+    """A variant for each dtype requested so far, and what builds them; `dtype` computes every query that is not float64.
 
-    spec: LayerSpec | None
-    tensors: Mapping[str, torch.Tensor]
+    Without `may_block` the loop never waits for it: no batch runs inline.
+    """
+
+    build: Build
+    dtype: torch.dtype
+    may_block: bool = True
     variants: dict[torch.dtype, Variant] = dataclasses.field(default_factory=dict)
     rates: dict[torch.dtype, float] = dataclasses.field(default_factory=dict)
     """Flops per second of the last pass of each variant's self-check."""
@@ -120,14 +127,25 @@ class LoadedLayer:
         return next(iter(self.variants.values())).least_rows
 
 
+class QueryCall(Protocol):
+    """A call of any kind: its answer has the sequences and rows of its query [B, L, …] or [B, N, …]."""
+
+    @property
+    def query(self) -> torch.Tensor: ...
+
+
 class LayerCall(NamedTuple):
     loaded: LoadedLayer
-    call: Call | AttentionCall
+    call: QueryCall
 
     @property
     def is_float64(self) -> bool:
         """Whether the query is float64: then the call is computed in float64."""
         return self.call.query.dtype == torch.float64
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float64 if self.is_float64 else self.loaded.dtype
 
 
 class Running(NamedTuple):
@@ -154,18 +172,18 @@ class Engine:
         self.load_step_began: float | None = None
         """By time.perf_counter, while a step of a load runs; written by the thread of long batches."""
 
-    def load(self, spec: LayerSpec | None, tensors: Mapping[str, torch.Tensor]) -> Future[LoadedLayer]:
+    def load(self, build: Build, *, dtype: torch.dtype | None = None, may_block: bool = True) -> Future[LoadedLayer]:
         """Put a layer on the device and check it step by step; long batches that arrive meanwhile run between the steps.
 
-        Without a spec it is attention without a layer. The future fails with EngineDown if the device has failed or the engine
-        is closed meanwhile, and with the error of Layer or of torch otherwise. Raises EngineDown if the engine is closed.
+        It computes in `dtype`, by default the service's. The future fails with EngineDown if the device has failed or the engine
+        is closed meanwhile, and with the error of `build` or of torch otherwise. Raises EngineDown if the engine is closed.
         """
         if self._is_closed:
             raise EngineDown(_CLOSED)
-        loaded, done = LoadedLayer(spec, tensors), Future[LoadedLayer]()
+        loaded, done = LoadedLayer(build, dtype or self.options.dtype, may_block), Future[LoadedLayer]()
         self._short.submit(int)  # starts its thread before it is needed
         self._loaded.add(loaded)
-        self._submit(self._long, partial(self._step, loaded, self._variant_steps(loaded, self._dtype(loaded)), done))
+        self._submit(self._long, partial(self._step, loaded, self._variant_steps(loaded, loaded.dtype), done))
         return done
 
     def run(self, batch: Sequence[LayerCall], *, is_inline: bool = False, is_long: bool = False) -> Running:
@@ -177,7 +195,7 @@ class Engine:
         stopped, and with EngineDown if the device has failed. Raises EngineDown if the engine is closed.
         """
         progress = Progress()
-        if is_inline and (done := self._run_inline(batch, progress)) is not None:
+        if is_inline and batch[0].loaded.may_block and (done := self._run_inline(batch, progress)) is not None:
             return Running(done, progress)
         is_long = is_long or not self.rate(batch[0])
         future = self._submit(self._long if is_long else self._short, partial(self._compute, batch, progress, is_long))
@@ -186,7 +204,7 @@ class Engine:
 
     def rate(self, call: LayerCall) -> float:
         """Return the flops per second of the self-check in the dtype of this call; 0 if nothing was computed in it so far."""
-        return call.loaded.rates.get(self._dtype(call.loaded, is_float64=call.is_float64), 0.0)
+        return call.loaded.rates.get(call.dtype, 0.0)
 
     def close(self, timeout_s: float | None = None) -> bool:
         """Let running batches finish, drop waiting ones and end the threads; return whether both ended in `timeout_s`."""
@@ -293,9 +311,7 @@ class Engine:
         The first step also converts and packs the weights.
         """
         device = self.options.device
-        layer: Variant = ScaledDotProduct(dtype=dtype, device=device)
-        if loaded.spec is not None:
-            layer = Layer(loaded.spec, loaded.tensors, dtype=dtype, device=device)
+        layer = loaded.build(dtype=dtype, device=device)
         yield from settle(layer)
         if device.type != "cpu" and not self.options.exact:  # a GPU promises only a tolerance
             layer.is_sequential = False
@@ -316,15 +332,13 @@ class Engine:
         raise CostLimit("the engine ran out of memory on this request; send fewer or shorter sequences")
 
     def _forward(self, batch: Sequence[LayerCall]) -> Answers:
-        loaded = batch[0].loaded
-        dtype = self._dtype(loaded, is_float64=batch[0].is_float64)
+        loaded, dtype = batch[0].loaded, batch[0].dtype
         if dtype not in loaded.rates:  # the first batch in this dtype; the next ones wait for it on this thread
             for _ in self._variant_steps(loaded, dtype):
                 pass
-        calls: list[Any] = [one.call for one in batch]  # the wire makes calls of the layer's own kind
         started, progress = self._clock(), current()
         try:
-            answers = loaded.variants[dtype].forward(calls)
+            answers = loaded.variants[dtype].forward([one.call for one in batch])  # each of the layer's own kind
         finally:
             if progress is not None:
                 progress.seconds += self._clock() - started
@@ -332,12 +346,6 @@ class Engine:
         if rows != [one.call.query.shape[:2] for one in batch]:
             raise RuntimeError("the layer's answers do not match the calls. This is a bug.")
         return answers
-
-    def _dtype(self, loaded: LoadedLayer, *, is_float64: bool = False) -> torch.dtype:
-        """Return the dtype to compute in: float64 for float64 queries; else the service's for a layer, float32 without one."""
-        if is_float64:
-            return torch.float64
-        return torch.float32 if loaded.spec is None else self.options.dtype
 
     def _release(self) -> None:
         # On a CPU this frees 48 MB after a 1,024-wide layer has been replaced twice.

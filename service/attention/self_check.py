@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from service.attention import cost
-from service.attention.call import AttentionCall, Call, WeightsWanted
+from service.attention.call import Answer, AttentionCall, Call, WeightsWanted
 from service.attention.layer import MAX_ROWS, Layer
 from service.attention.masks import CombinedMask, Sizes, causal
 from service.attention.scaled_dot_product import ScaledDotProduct
@@ -30,16 +30,32 @@ SEED = 20260
 RATED = (1, 8, 128, 64)
 # A coarse clock may measure 0.
 SHORTEST_S = 1e-6
-# What computes calls: a layer, or attention without a layer.
-Variant = Layer | ScaledDotProduct
 
 
-def checks(layer: Variant) -> Iterator[bool]:
+class Variant(Protocol):
+    """What computes calls of one kind in one dtype; its class registers how it is checked (`checks`) and rated (`rated`)."""
+
+    dtype: torch.dtype
+    is_sequential: bool
+    least_rows: int
+    num_bytes: int
+
+    def forward(self, calls: Sequence[Any], /) -> list[Answer]: ...
+
+
+@functools.singledispatch
+def checks(variant: Variant) -> Iterator[bool]:
     """Yield whether sample calls give the same bits alone, in pairs and all together, with and without weights.
 
     A step is one pass of at most MAX_ROWS rows, so that batches can compute in between.
     """
-    return _attention_checks(layer) if isinstance(layer, ScaledDotProduct) else _layer_checks(layer)
+    raise TypeError(f"no self-check is registered for {type(variant).__name__}. This is a bug.")
+
+
+@functools.singledispatch
+def rated(variant: Variant) -> tuple[Sequence[Any], int]:
+    """Return calls for one pass about as large as a full batch, and their flops (`cost.py`)."""
+    raise TypeError(f"no rated pass is registered for {type(variant).__name__}. This is a bug.")
 
 
 def settle(layer: Variant) -> Iterator[None]:
@@ -60,28 +76,35 @@ def settle(layer: Variant) -> Iterator[None]:
     layer.least_rows, layer.is_sequential = least_rows, True
 
 
-def first_rate(layer: Variant, clock: Callable[[], float]) -> float:
-    """Return the flops per second of one pass about as large as a full batch, at least 1; `cost.py` counts the flops.
+def first_rate(variant: Variant, clock: Callable[[], float]) -> float:
+    """Return the flops per second of one pass about as large as a full batch, at least 1.
 
     Small batches take longer for their flops, so forecasts from this rate are rather too short than too long.
     """
-    calls: list[Any]
-    if isinstance(layer, ScaledDotProduct):
-        x = torch.randn(RATED, generator=torch.Generator().manual_seed(SEED), dtype=layer.dtype)
-        calls = [AttentionCall(x, x, x, x.shape[3] ** -0.5)]
-        work = cost.attention_flops(calls[0], Sizes(*RATED[:3], RATED[2]))
-    else:
-        spec, length = layer.spec, RATED[2]
-        rows = functools.partial(_rows, layer, length, generator=torch.Generator().manual_seed(SEED))
-        call = Call(rows(spec.query_width), rows(spec.key_width), rows(spec.value_width))
-        calls = [call] * (MAX_ROWS // length)
-        work = len(calls) * cost.flops(spec, Sizes(1, spec.num_heads, length, length), None, None)
+    calls, work = rated(variant)
     started = clock()
-    layer.forward(calls)
+    variant.forward(calls)
     return max(1.0, work / max(clock() - started, SHORTEST_S))
 
 
-def _attention_checks(layer: ScaledDotProduct) -> Iterator[bool]:
+@rated.register
+def _(layer: ScaledDotProduct) -> tuple[Sequence[Any], int]:
+    x = torch.randn(RATED, generator=torch.Generator().manual_seed(SEED), dtype=layer.dtype)
+    call = AttentionCall(x, x, x, x.shape[3] ** -0.5)
+    return [call], cost.attention_flops(call, Sizes(*RATED[:3], RATED[2]))
+
+
+@rated.register
+def _(layer: Layer) -> tuple[Sequence[Any], int]:
+    spec, length = layer.spec, RATED[2]
+    rows = functools.partial(_rows, layer, length, generator=torch.Generator().manual_seed(SEED))
+    call = Call(rows(spec.query_width), rows(spec.key_width), rows(spec.value_width))
+    calls = [call] * (MAX_ROWS // length)
+    return calls, len(calls) * cost.flops(spec, Sizes(1, spec.num_heads, length, length), None, None)
+
+
+@checks.register
+def _(layer: ScaledDotProduct) -> Iterator[bool]:
     """Compare the outputs of sample calls alone with those in a batch and with weights."""
     generator = torch.Generator().manual_seed(SEED)
     shapes = [(1, heads, length, width) for length in LENGTHS for heads, width in ((1, 1), (4, 32))]
@@ -96,7 +119,8 @@ def _attention_checks(layer: ScaledDotProduct) -> Iterator[bool]:
         yield all(torch.equal(answer.output, output) for answer, output in zip(answers, alone, strict=True))
 
 
-def _layer_checks(layer: Layer) -> Iterator[bool]:
+@checks.register
+def _(layer: Layer) -> Iterator[bool]:
     calls = sample_calls(layer)
     alone = []
     for call in calls:

@@ -166,7 +166,8 @@ def _save(stored: StoredLayer, layers_dir: Path, step: Callable[[str], None], *,
 
     Raises LayerError if it has no parity or, without `replace`, if another layer or file has its name.
     """
-    from service.layers.store import LayerExists, Store
+    from service.layers.directory import LayerExists
+    from service.layers.store import Store
 
     store = Store(layers_dir)
     is_new = replace or not layers_dir.is_dir() or not _holds(store, stored)

@@ -201,12 +201,14 @@ def read_header(file: io.BufferedReader, *, max_bytes: int = MAX_FILE_HEADER_BYT
     return reader.read(_read(file, LENGTH_BYTES, length), size)
 
 
-def read_tensor(file: io.BufferedReader, name: str, entry: TensorEntry) -> torch.Tensor:
-    """Read one tensor into its own memory; floating-point dtypes only. The caller has checked its shape."""
-    if entry.dtype not in FILE_DTYPES:
-        raise LayerError(f"{quoted(name)} holds {entry.dtype}, expected one of {', '.join(FILE_DTYPES)}")
+def read_tensor(
+    file: io.BufferedReader, name: str, entry: TensorEntry, dtypes: Mapping[str, torch.dtype] = FILE_DTYPES
+) -> torch.Tensor:
+    """Read one tensor of these dtypes into its own memory. The caller has checked its shape."""
+    if entry.dtype not in dtypes:
+        raise LayerError(f"{quoted(name)} holds {entry.dtype}, expected one of {', '.join(dtypes)}")
     try:
-        tensor = torch.empty(entry.shape, dtype=FILE_DTYPES[entry.dtype])
+        tensor = torch.empty(entry.shape, dtype=dtypes[entry.dtype])
     except (RuntimeError, MemoryError) as error:
         raise LayerNotLoaded(f"no memory for the {entry.end - entry.begin} bytes of {quoted(name)}") from error
     _read_into(file, entry.begin, tensor.view(-1).view(torch.uint8).numpy().data)

@@ -2,8 +2,7 @@
 
 Invariants: A StoredLayer that exists is complete: it has exactly the tensors of its spec, in one floating-point dtype, all
 finite, and their digest. Names match `NAME`. `source` says where the layer came from and is never a path.
-Only a layer's name becomes part of a path, and the path lies inside the directory. A file appears whole or not at
-all (written under a temporary name, synced, renamed). Nothing in a file is trusted when it is read: header, metadata,
+Files are found, opened and written by `Directory`. Nothing in a file is trusted when it is read: header, metadata,
 tensors, values and digest are checked. Pickle is never tried. A failure of a layer is a LayerError that begins with its name.
 Metadata: one key `spec`, a JSON object of the spec's fields and `source`, `family`, `digest`, `format_version`.
 
@@ -14,14 +13,11 @@ with dtypes named as in safetensors (F32 ...); (3) each tensor's bytes in that o
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import io
 import json
-import os
 import re
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -29,22 +25,16 @@ import safetensors.torch
 import torch
 
 from service.attention.spec import LayerSpec
-from service.errors import LayerError, LayerMissing, LayerNotLoaded
-from service.layers.safetensors_file import (
-    FILE_DTYPES,
-    open_regular,
-    opening_failed,
-    parse_object,
-    read_header,
-    read_tensor,
-)
+from service.errors import LayerError, LayerNotLoaded
+from service.layers.directory import Directory
+from service.layers.safetensors_file import FILE_DTYPES, parse_object, read_header, read_tensor
 from service.layers.wording import about, listed, quoted, shape_text, translated
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 # The name of attention without a layer, which no layer can have.
 SDPA = "sdpa"
 MAX_SOURCE = 200
-DTYPE_NAMES = {dtype: name for name, dtype in FILE_DTYPES.items()}
+DTYPE_NAMES = {dtype: name for name, dtype in FILE_DTYPES.items()} | {torch.uint8: "U8"}
 SUFFIX = ".safetensors"
 FORMAT_VERSION = 1
 MAX_LAYER_HEADER_BYTES = 64 * 1024  # headers of stored layers have about 2 KiB
@@ -67,9 +57,13 @@ class StoredLayer:
             raise LayerError(f"the source must have at most {MAX_SOURCE} characters, all printable")
         if NAME.fullmatch(self.family) is None:
             raise LayerError("the family must be 1 to 64 of a-z, 0-9, dot, underscore and hyphen")
-        check_shapes(self.spec, {name: tuple(tensor.shape) for name, tensor in self.tensors.items()})
+        check_shapes(self.spec.tensor_shapes(), {name: tuple(tensor.shape) for name, tensor in self.tensors.items()})
         for name, tensor in self.tensors.items():
-            if tensor.dtype not in DTYPE_NAMES or tensor.layout != torch.strided or tensor.device.type != "cpu":
+            if (
+                tensor.dtype not in FILE_DTYPES.values()
+                or tensor.layout != torch.strided
+                or tensor.device.type != "cpu"
+            ):
                 raise LayerError(f"{quoted(name)} must be a dense CPU tensor of {', '.join(FILE_DTYPES)}")
             if not torch.isfinite(tensor).all():
                 raise LayerError(f"{quoted(name)} holds NaN or infinity")
@@ -83,10 +77,6 @@ class StoredLayer:
         return self.tensors["query.weight"].dtype
 
 
-class LayerExists(LayerError):
-    """The directory has a file of the layer's name."""
-
-
 def check_name(name: str) -> None:
     """Raise LayerError, without repeating the name, unless a layer may have it."""
     if NAME.fullmatch(name) is None:
@@ -97,9 +87,8 @@ def check_name(name: str) -> None:
         raise LayerError('the name "sdpa" is reserved for attention without a layer')
 
 
-def check_shapes(spec: LayerSpec, found: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise LayerError unless `found` has exactly the spec's tensors, in the spec's shapes."""
-    expected = spec.tensor_shapes()
+def check_shapes(expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise LayerError unless `found` has exactly the expected tensors, in these shapes."""
     if missing := sorted(expected.keys() - found.keys()):
         raise LayerError(f"tensors are missing: {listed(missing)}")
     if extra := sorted(found.keys() - expected.keys()):
@@ -111,11 +100,14 @@ def check_shapes(spec: LayerSpec, found: Mapping[str, tuple[int, ...]]) -> None:
 
 def digest(spec: LayerSpec, tensors: Mapping[str, torch.Tensor]) -> str:
     """Return the digest of a layer, independent of its name and source; the module docstring defines the byte layout."""
+    return digest_of({"spec": {**spec.to_json(), "biases": sorted(spec.biases)}}, tensors)
+
+
+def digest_of(header: Mapping[str, object], tensors: Mapping[str, torch.Tensor]) -> str:
+    """Return the digest over a header, to which the tensors' names, dtypes and shapes are added, and the tensors."""
     names = sorted(tensors)
-    header = {
-        "spec": {**spec.to_json(), "biases": sorted(spec.biases)},
-        "tensors": [[name, DTYPE_NAMES[tensors[name].dtype], list(tensors[name].shape)] for name in names],
-    }
+    listing = [[name, DTYPE_NAMES[tensors[name].dtype], list(tensors[name].shape)] for name in names]
+    header = {**header, "tensors": listing}
     text = json.dumps(header, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
     seen = hashlib.sha256(len(text).to_bytes(8, "little") + text)
     for name in names:
@@ -134,14 +126,7 @@ class Store:
         """Return the sorted names of layers. Files whose names do not match `NAME` are left out; `sdpa` is not, so that `load`
         reports that the name is reserved.
         """
-        try:
-            entries = [entry.name for entry in self.directory.iterdir()]
-        except FileNotFoundError as error:
-            raise LayerError("the layer directory does not exist") from error
-        except OSError as error:
-            raise LayerError("the layer directory cannot be read") from error
-        stems = (entry.removesuffix(SUFFIX) for entry in entries if entry.endswith(SUFFIX))
-        return sorted(stem for stem in stems if NAME.fullmatch(stem))
+        return [stem for stem in self._files.names() if NAME.fullmatch(stem)]
 
     def load(self, name: str) -> StoredLayer:
         """Return the layer; raise LayerMissing without a file, LayerNotLoaded if reading fails, LayerError if it is invalid."""
@@ -149,44 +134,18 @@ class Store:
         with (
             about(f'layer "{name}"'),
             translated("this process could not read the file", LayerNotLoaded),  # for a lack of memory or descriptors
-            open_regular(self._path_within(name), follow_links=False) as file,
+            self._files.open(name) as file,
         ):
-            return _decode(name, file, self.max_bytes)
+            return _decode(name, file)
 
     def save(self, layer: StoredLayer, *, replace: bool = True) -> Path:
-        """Write or replace the layer's file; a crash leaves the old file, or none.
+        """Write or replace the layer's file, as `Directory.write` does; without `replace` raise LayerExists if it is there."""
+        with about(f'layer "{layer.name}"'):
+            return self._files.write(layer.name, _encode(layer), replace=replace)
 
-        Without `replace` raise LayerExists if the name is taken; of several that are saved at once, one is stored.
-        """
-        path = self.directory / f"{layer.name}{SUFFIX}"
-        temporary = self.directory / f".{layer.name}.{secrets.token_hex(8)}.tmp"
-        try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            try:
-                with temporary.open("xb") as file:
-                    file.write(_encode(layer))
-                    file.flush()
-                    os.fsync(file.fileno())
-                _place(temporary, path, replace=replace)
-            finally:
-                temporary.unlink(missing_ok=True)
-            _sync_directory(self.directory)
-        except OSError as error:
-            raise LayerError(f'layer "{layer.name}": the layer directory cannot be written') from error
-        return path
-
-    def _path_within(self, name: str) -> str:
-        """Return the real path. Links may lead anywhere inside the directory (Kubernetes mounts do), never out of it."""
-        try:
-            root = os.path.realpath(self.directory, strict=True)
-            path = os.path.realpath(f"{root}/{name}{SUFFIX}", strict=True)
-        except FileNotFoundError as error:
-            raise LayerMissing("the layer directory has no file of that name") from error
-        except OSError as error:  # a loop of links, a directory without permission
-            raise opening_failed(error) from error
-        if os.path.commonpath([root, path]) != root:
-            raise LayerError("the file is a link to a place outside the layer directory")
-        return path
+    @property
+    def _files(self) -> Directory:
+        return Directory(self.directory, SUFFIX, self.max_bytes)
 
 
 def _encode(layer: StoredLayer) -> bytes:
@@ -205,10 +164,7 @@ def _encode(layer: StoredLayer) -> bytes:
     return safetensors.torch.save(unshared, metadata={"spec": text})
 
 
-def _decode(name: str, file: io.BufferedReader, max_bytes: int | None) -> StoredLayer:
-    size = os.fstat(file.fileno()).st_size
-    if max_bytes is not None and size > max_bytes:
-        raise LayerError(f"the file has {size} bytes, the limit is {max_bytes} (ATTENTION_MAX_LAYER_BYTES)")
+def _decode(name: str, file: io.BufferedReader) -> StoredLayer:
     header = read_header(file, max_bytes=MAX_LAYER_HEADER_BYTES)
     if header.metadata.keys() != {"spec"}:
         raise LayerError("not a stored layer: the file's metadata must have the one key spec; import the file first")
@@ -222,36 +178,9 @@ def _decode(name: str, file: io.BufferedReader, max_bytes: int | None) -> Stored
             raise LayerError(f"the layer's spec has no {field}")
         texts[field] = text
     spec = LayerSpec.from_json(fields)
-    check_shapes(spec, {key: entry.shape for key, entry in header.tensors.items()})
+    check_shapes(spec.tensor_shapes(), {key: entry.shape for key, entry in header.tensors.items()})
     tensors = {key: read_tensor(file, key, entry) for key, entry in header.tensors.items()}
     layer = StoredLayer(name, spec, tensors, texts["source"], texts["family"])
     if layer.digest != texts["digest"]:
         raise LayerError("the recorded digest does not match the tensors and the spec: the file was changed")
     return layer
-
-
-def _place(temporary: Path, path: Path, *, replace: bool) -> None:
-    """Give the file its final name; without `replace` only if that is free, which the file system decides."""
-    if replace:
-        temporary.replace(path)
-        return
-    try:
-        try:
-            os.link(temporary, path)
-        except FileExistsError:
-            raise
-        except OSError:  # a file system without hard links: for a moment the name belongs to an empty file
-            path.open("xb").close()
-            temporary.replace(path)
-    except FileExistsError as error:
-        raise LayerExists("a file has the name of the layer") from error
-
-
-def _sync_directory(directory: Path) -> None:
-    """Make the rename durable, if the directory can be read and its file system can sync it; the file is whole in any case."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

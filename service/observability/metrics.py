@@ -22,10 +22,13 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
 from service.api.outer_middleware import LayerTotals
 from service.observability.shared_values import Histogram, SharedValues, Value
 
+MODELS = "models/"
+"""How the label of a model among layers begins."""
 T = TypeVar("T", bound=MetricWrapperBase)
 Mode = Literal["livesum", "livemin", "livemax", "max"]
 """How the values of several processes combine; `live` ones are of live processes only."""
@@ -209,7 +212,9 @@ class Metrics(Collector):
         shown = None if self.served is None else {None, *self.served}
         for family in self.families():
             if shown is not None:
-                family.samples = [sample for sample in family.samples if sample.labels.get("layer") in shown]
+                family.samples = [
+                    one for one in family.samples if one.labels.get("layer") in shown or _is_of_model(one)
+                ]
             yield family
 
     def families(self) -> Iterable[Metric]:
@@ -243,6 +248,11 @@ class Metrics(Collector):
 def _value_of(series: Counter | Gauge) -> Value:
     """Return the one value of a series without labels; the library's own calls take five times as long as the value's."""
     return cast("Value", series._value)  # noqa: SLF001
+
+
+def _is_of_model(sample: Sample) -> bool:
+    """Return whether a sample is of a model that some process has read; which models are used differs between them."""
+    return sample.labels.get("layer", "").startswith(MODELS)
 
 
 def _cached(series: T) -> T:

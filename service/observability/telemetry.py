@@ -170,7 +170,7 @@ class Telemetry:
         """
         self.metrics.served = frozenset(names)
         now = time.monotonic()
-        self._answered_at = {name: self._answered_at.get(name, now) for name in names}
+        self._answered_at |= {name: self._answered_at.get(name, now) for name in names}
         self._log.info("layers_served", layers=num_layers)
 
     def layers_changed(self, action: str, name: str) -> None:

@@ -16,7 +16,7 @@ import torch
 from pydantic import BaseModel, Field
 from pydantic.json_schema import SkipJsonSchema
 
-from service.wire.attend_request import EXTRAS, TOP_K, AnswerFacts
+from service.wire.attend_request import EXTRAS, TOP_K, Facts
 from service.wire.schemas import Tensor
 from service.wire.tensors import TensorForm, bytes_of
 
@@ -126,7 +126,7 @@ class AttentionAnswer(Answer):
     present_value: Tensor | SkipJsonSchema[None] = Field(default=None, description="past_value and value in one")
 
 
-def write_json(tensors: dict[str, torch.Tensor], facts: AnswerFacts, form: TensorForm) -> Iterator[bytes]:
+def write_json(tensors: dict[str, torch.Tensor], facts: Facts, form: TensorForm) -> Iterator[bytes]:
     """Yield the JSON answer in pieces; fields are in the order of the contract."""
     yield b'{"output":'
     yield from write_tensor(tensors["output"], form)

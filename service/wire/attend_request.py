@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 import torch
 from pydantic import BaseModel, BeforeValidator, Field, SkipValidation, ValidationError
@@ -275,6 +275,12 @@ class CheckedRequest(NamedTuple):
                 raise MaskedRow(words, param="/masks")
             count, seen = count + found, seen + len(rows)
         return self._replace(masked_rows=count, is_counted=True)
+
+
+class Facts(Protocol):
+    """The fields of an answer beside its tensors."""
+
+    def to_json(self) -> dict[str, Any]: ...
 
 
 class AnswerFacts(NamedTuple):

@@ -37,7 +37,7 @@ _FEW_MEMBERS = 64
 # Flat lists up to this length stay lists: most are a shape or a selection of heads.
 _SHORT = 64
 # So do flat lists of integers, up to as many as a request may have sequences, where float64 would round one or the second parser
-# reads them: they may be offsets.
+# reads them: they may be offsets. Strings may be tokens.
 _MAX_OFFSETS = 2**16
 _ROUNDED_FROM = 2**53
 # A longer string is not copied: base64 of 16 MiB would take 16 and 13 ms to copy in simdjson and in Python, in new memory.
@@ -412,7 +412,7 @@ class _Reader:
         self.num_lists += num_lists
         self.num_numbers += num_values
         self._num_slow += num_values
-        if num_lists == 1 and len(whole) <= (_MAX_OFFSETS if kinds == {int} else _SHORT):
+        if num_lists == 1 and (kinds == {str} or len(whole) <= (_MAX_OFFSETS if kinds == {int} else _SHORT)):
             return whole  # type: ignore[return-value]  # scalars of JSON
         return nested_numbers(whole) if self.num_numbers <= self._max_numbers else []
 

@@ -24,7 +24,7 @@ from service.attention.call import Call
 from service.attention.spec import LayerSpec
 from service.errors import BadBinary, NonFinite, ServiceError, UnknownField
 from service.layers.safetensors_file import LENGTH_BYTES, Header, HeaderReader, TensorEntry
-from service.wire.attend_request import AnswerFacts, CheckedRequest, RequestLimits, check_request, float_field
+from service.wire.attend_request import CheckedRequest, Facts, RequestLimits, check_request, float_field
 from service.wire.attention_request import TENSORS
 from service.wire.body_faults import unless_compressed
 from service.wire.json_document import MAX_TEXT_NUMBERS, parse
@@ -182,7 +182,7 @@ class RequestTemplates:
         return request
 
 
-def write_safetensors(tensors: dict[str, torch.Tensor], facts: AnswerFacts) -> list[bytes | memoryview]:
+def write_safetensors(tensors: dict[str, torch.Tensor], facts: Facts) -> list[bytes | memoryview]:
     """Return the parts of the body: length and header, then each tensor's bytes."""
     header: dict[str, Any] = {"__metadata__": {"response": orjson.dumps(facts.to_json()).decode()}}
     parts, offset = [], 0

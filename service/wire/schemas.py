@@ -92,7 +92,10 @@ _WORDS = {
     **dict.fromkeys(("string_unicode", "value_error"), "must be text"),
     **dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "must be an object"),
 }
-_OWN_WORDS = {"/weights": 'must be "heads", "mean" or an object whose form is heads, mean or top_k'}
+_OWN_WORDS = {
+    "/weights": 'must be "heads", "mean" or an object whose form is heads, mean or top_k',
+    "/tokens": "must be a list of strings",
+}
 
 
 def translated(error: ValidationError) -> InvalidInput:

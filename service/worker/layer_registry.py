@@ -11,15 +11,18 @@ applied when another replaces it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
-from torch import Tensor
+import torch
 
-from service.attention.engine import Engine, LoadedLayer
-from service.attention.spec import LayerSpec
+from service.attention.engine import Build, Engine, LoadedLayer
+from service.attention.layer import Layer
+from service.attention.scaled_dot_product import ScaledDotProduct
 from service.errors import EngineDown, LayerError, LayerNotLoaded
 from service.layers.catalog import Catalog, ServedAttention, ServedLayer
 from service.layers.store import Store
@@ -72,7 +75,7 @@ class LayerRegistry:
 
         Raises LayerError if every layer fails or, if `strict`, if one fails.
         """
-        names = await self._read(self._load_thread, self._store.names)
+        names = await self.read(self._load_thread, self._store.names)
         for name in names:
             try:
                 await self._load(name)
@@ -86,7 +89,7 @@ class LayerRegistry:
 
     async def digest(self, name: str) -> str:
         """Return the digest of the layer that the directory has under that name now; raises LayerError and its subclasses."""
-        return (await self._read(self._digest_thread, self._store.load, name)).digest
+        return (await self.read(self._digest_thread, self._store.load, name)).digest
 
     async def apply(self, desired: DesiredState) -> None:
         """Load the layers of the desired state, serve those that it serves, and release the rest.
@@ -95,7 +98,8 @@ class LayerRegistry:
         may be slow, and a change of another layer must not wait for it.
         """
         if self._attention is None:
-            self._attention = ServedAttention(await self._load_on_engine("attention without a layer", None, {}))
+            loaded = await self.load_on_engine("attention without a layer", ScaledDotProduct, dtype=torch.float32)
+            self._attention = ServedAttention(loaded)
             self._telemetry.layer_loaded(self._attention.name, self._attention.loaded)
         is_retry = desired.version == self.applied.version
         refusals: dict[tuple[str, str], LayerError] = {}
@@ -116,6 +120,11 @@ class LayerRegistry:
         if first is not None and self.fault != before:  # report it once, not at every retry
             self._telemetry.layer_not_loaded(first.message, first.code)
 
+    def release_memory(self) -> None:
+        """Give back the memory of what nothing holds any more."""
+        with contextlib.suppress(EngineDown):  # it is closed
+            self._engine.release()
+
     def close(self) -> None:
         for thread in (self._load_thread, self._digest_thread):
             thread.shutdown(wait=False, cancel_futures=True)
@@ -131,28 +140,28 @@ class LayerRegistry:
             self._telemetry.serving([model.name for model in self.catalog.models()], len(self.catalog.layers))
         if len(self._loaded) < num_before:
             del before  # the last reference, unless a request was admitted with a released layer
-            self._engine.release()
+            self.release_memory()
 
     async def _load(self, name: str, digest: str | None = None) -> None:
         """Load a layer, with that digest if one is given; raises LayerError if the directory has none (any more, or yet)."""
-        stored = await self._read(self._load_thread, self._store.load, name)
+        stored = await self.read(self._load_thread, self._store.load, name)
         if digest not in (None, stored.digest):
             raise LayerError(f'layer "{name}": the file in the layer directory is not the version that is served')
-        loaded = await self._load_on_engine(f'layer "{stored.name}"', stored.spec, stored.tensors)
+        loaded = await self.load_on_engine(f'layer "{stored.name}"', partial(Layer, stored.spec, stored.tensors))
         self._loaded[stored.name, stored.digest] = ServedLayer(stored, loaded)
         self._telemetry.layer_loaded(stored.name, loaded)
 
-    async def _load_on_engine(self, what: str, spec: LayerSpec | None, tensors: Mapping[str, Tensor]) -> LoadedLayer:
+    async def load_on_engine(self, what: str, build: Build, **options: Any) -> LoadedLayer:
         """Load on the engine, self-check included; raises LayerNotLoaded, or EngineDown."""
         try:
-            return await asyncio.wrap_future(self._engine.load(spec, tensors))
+            return await asyncio.wrap_future(self._engine.load(build, **options))
         except EngineDown:
             raise
         except Exception as error:
             why = "there is no memory for it, or its first forward passes failed"
             raise LayerNotLoaded(f"{what}: {error.message if isinstance(error, LayerNotLoaded) else why}") from error
 
-    async def _read(self, thread: ThreadPoolExecutor, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    async def read(self, thread: ThreadPoolExecutor, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         future = thread.submit(work, *args, **kwargs)
         self._reads.add(future)
         future.add_done_callback(self._reads.discard)

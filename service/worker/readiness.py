@@ -25,10 +25,12 @@ from service.batching.batcher import Batcher
 from service.batching.job import Cost
 from service.errors import LayerNotLoaded, ServiceError
 from service.layers.catalog import Served, ServedAttention
+from service.models.served_model import ServedModel, sample_call
 from service.observability.telemetry import PROBE, Telemetry
 from service.supervisor.status import State
 from service.worker.control_channel import ControlChannel
 from service.worker.layer_registry import LayerRegistry
+from service.worker.model_registry import ModelRegistry
 
 # If a layer has answered nothing for this many probe intervals, the process is not ready.
 STALE_INTERVALS = 3
@@ -52,6 +54,7 @@ class Readiness:
     channel: ControlChannel
     batcher: Batcher[LayerCall, Answer]
     registry: LayerRegistry
+    models: ModelRegistry
     telemetry: Telemetry
     restore: Callable[[], bool]
     probe_s: float
@@ -126,12 +129,19 @@ class Readiness:
         return self._write_error
 
     async def probe(self) -> None:
-        """Probe every layer that is due, all together, for at most `PROBE_HEARTBEATS`; a probe that fails raises nothing."""
-        models = () if self.registry.catalog is None else self.registry.catalog.models()
-        due = [model for model in models if self.telemetry.seconds_since_answer(model.name) >= self.probe_s]
+        """Probe every layer that is due, all together, for at most `PROBE_HEARTBEATS`; a probe that fails raises nothing.
+
+        A model that has answered nothing for too long is released: the next request reads and checks it again.
+        """
+        layers = () if self.registry.catalog is None else self.registry.catalog.models()
+        models = self.models.in_use()
+        for model in models:
+            if self.telemetry.seconds_since_answer(model.name) > self._stale_s:
+                self.models.release(model.about.name)
+        due = [one for one in (*layers, *models) if self.telemetry.seconds_since_answer(one.name) >= self.probe_s]
         await asyncio.gather(*map(self._probe_layer, due))
 
-    async def _probe_layer(self, model: Served) -> None:
+    async def _probe_layer(self, model: Served | ServedModel) -> None:
         call, cost = _probe(model)
         lane, until = (model.name, model.digest, PROBE), time.monotonic() + self._probe_timeout_s
         with contextlib.suppress(ServiceError):
@@ -181,12 +191,15 @@ class Readiness:
         return State.FAILED if has_served and self._is_listening else State.STARTING
 
 
-def _probe(model: Served) -> tuple[LayerCall, Cost]:
+def _probe(model: Served | ServedModel) -> tuple[LayerCall, Cost]:
     """Return the smallest call and its cost."""
     cost = Cost(sequences=1, tokens=2, cells=1, weights_bytes=0, input_bytes=0, flops=1)
     if isinstance(model, ServedAttention):
         row = torch.zeros(1, 1, 1, 1)
         return LayerCall(model.loaded, AttentionCall(row, row, row, scale=1.0)), cost
+    if isinstance(model, ServedModel):
+        encoder = model.encoder
+        return LayerCall(model.loaded, sample_call(encoder, 1)), cost._replace(flops=encoder.flops(1, encoder.depth))
     spec = model.spec
     query, key, value = (torch.zeros(1, 1, width) for width in (spec.query_width, spec.key_width, spec.value_width))
     work = flops(spec, Sizes(1, spec.num_heads, 1, 1), None, None)

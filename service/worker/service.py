@@ -35,12 +35,14 @@ from service.layers.catalog import Catalog, ServedLayer
 from service.layers.store import Store
 from service.limits import batch_limits, context_limits, queue_limits
 from service.loop_time import LoopClock
+from service.models.stored_model import ModelStore
 from service.observability.telemetry import Telemetry
 from service.settings import Settings
 from service.supervisor.supervisor import CLOSE_S, EXIT_ENGINE_DOWN, EXIT_FAILED, EXIT_REFUSED
 from service.worker.control_channel import ControlChannel
 from service.worker.layer_registry import LayerRegistry, Reconciler
 from service.worker.layer_rollout import LayerRollout
+from service.worker.model_registry import ModelRegistry
 from service.worker.readiness import ENGINE_DOWN, Readiness
 
 # How often an overloaded process looks at its heap between two heartbeats; with one look instead memory peaks 50 MiB higher.
@@ -92,6 +94,7 @@ class Service:
         self.batcher: Batcher[LayerCall, Answer] = Batcher(self.engine, batching, limits, LoopClock(), telemetry)
         store = Store(settings.layers_dir, settings.max_layer_bytes)
         self._registry = registry = LayerRegistry(store, self.engine, telemetry)
+        self.models = ModelRegistry(ModelStore(settings.layers_dir, settings.max_layer_bytes), registry, telemetry)
         requests = context_limits(settings, is_gpu=is_gpu)
         self.shared = SharedState(registry, lambda: self.readiness.reason, self.batcher, requests, time.monotonic)
         self._heap = Heap()
@@ -102,7 +105,7 @@ class Service:
         self.rendering: Executor = ThreadPoolExecutor(1, thread_name_prefix="rendering")
         self.metrics_text = Throttle(self._render, LoopClock()).get
         self.readiness = Readiness(
-            channel, self.batcher, registry, telemetry, restore, settings.probe_s, settings.heartbeat_s
+            channel, self.batcher, registry, self.models, telemetry, restore, settings.probe_s, settings.heartbeat_s
         )
         self.why_not_ready = self.readiness.why_not_ready
         self._reconciler = Reconciler(registry, channel, LoopClock(), settings.probe_s, self.readiness.state_applied)
@@ -158,6 +161,7 @@ class Service:
             await asyncio.wait(self._tasks)
         await self.batcher.stop()
         self.telemetry.sample(self.engine)  # counts the work since the last heartbeat
+        self.models.close()
         self._registry.close()
         self.rendering.shutdown(wait=False)
         with contextlib.suppress(TimeoutError):

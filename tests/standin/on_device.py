@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -112,7 +113,9 @@ def test_exact_mode_keeps_the_verdict_of_the_self_check(monkeypatch, is_exact):
     engine = Engine(EngineOptions(DEVICE, torch.float32, exact=is_exact))
     for keeps in (True, False):
         monkeypatch.setattr("service.attention.self_check.checks", lambda _layer, keeps=keeps: iter([True, keeps]))
-        assert engine.load(SPEC, make_tensors(SPEC)).result(60).is_sequential is (is_exact and not keeps)
+        assert engine.load(partial(Layer, SPEC, make_tensors(SPEC))).result(60).is_sequential is (
+            is_exact and not keeps
+        )
     engine.close()
 
 
@@ -126,7 +129,7 @@ def test_a_load_that_fails_gives_its_memory_back_to_the_device(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Layer, "forward", fail)
         with pytest.raises(torch.OutOfMemoryError):
-            engine.engine.load(SPEC, make_tensors(SPEC)).result(60)
+            engine.engine.load(partial(Layer, SPEC, make_tensors(SPEC))).result(60)
     engine.run(batch([4])).result(60)
     engine.close()
     assert module.num_emptied == before + 1

@@ -54,7 +54,7 @@ def plant() -> None:
         errors: dict[str, LayerError] = {}
         for name in sorted({name for name, _ in desired.loaded - self._loaded.keys()}):
             try:
-                stored = await self._read(self._load_thread, self._store.load, name)
+                stored = await self.read(self._load_thread, self._store.load, name)
                 if (name, stored.digest) not in desired.loaded:
                     raise LayerError("the file is not the version that is served")  # noqa: TRY301 (as it was)
                 await self._load(name, stored.digest)

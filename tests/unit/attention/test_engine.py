@@ -12,6 +12,7 @@ import threading
 import time
 import traceback
 import weakref
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -88,7 +89,7 @@ def test_loading_reports_the_self_check_and_its_duration():
 
 def test_each_version_of_a_layer_answers_in_every_dtype(engine):
     double = Call(randn(1, 4, 24, dtype=torch.float64))
-    newer = engine.engine.load(SPEC, make_tensors(SPEC, seed=1)).result()
+    newer = engine.engine.load(partial(Layer, SPEC, make_tensors(SPEC, seed=1))).result()
     for seed, loaded in ((1, newer), (0, engine.loaded)):
         for one, dtype in ((call(), torch.float32), (double, torch.float64)):
             expected = make_layer(SPEC, dtype, seed=seed).forward([one])[0]
@@ -97,7 +98,7 @@ def test_each_version_of_a_layer_answers_in_every_dtype(engine):
 
 def test_an_unreferenced_layer_frees_its_memory(engine):
     single = engine.engine.device_bytes
-    newer = engine.engine.load(SPEC, make_tensors(SPEC, seed=1)).result()
+    newer = engine.engine.load(partial(Layer, SPEC, make_tensors(SPEC, seed=1))).result()
     assert engine.engine.device_bytes == 2 * single
     engine.engine.run([LayerCall(newer, Call(randn(1, 4, 24, dtype=torch.float64)))]).future.result()
     assert engine.engine.device_bytes == 2 * single + 4 * 24 * 24 * 8, "four matrices in float64 on top"
@@ -121,7 +122,7 @@ def test_long_batches_run_between_the_steps_of_a_load(engine, monkeypatch):
         return forward(self, calls)
 
     monkeypatch.setattr(Layer, "forward", noted)
-    loading, batch = engine.engine.load(SPEC, make_tensors(SPEC)), engine.run([call()], is_long=True)
+    loading, batch = engine.engine.load(partial(Layer, SPEC, make_tensors(SPEC))), engine.run([call()], is_long=True)
     has_arrived.set()
     batch.result()
     loading.result()
@@ -131,7 +132,7 @@ def test_long_batches_run_between_the_steps_of_a_load(engine, monkeypatch):
 def test_a_load_needs_few_turns_beside_a_stream_of_long_batches(engine, monkeypatch):
     """Of some 60 steps; else a load beside batches of a second would take a minute."""
     monkeypatch.setattr("service.attention.engine.LOAD_S", 3600.0)
-    loading, num_batches = engine.engine.load(SPEC, make_tensors(SPEC)), 0
+    loading, num_batches = engine.engine.load(partial(Layer, SPEC, make_tensors(SPEC))), 0
     while not loading.done():
         engine.run([call()], is_long=True).result(10)
         num_batches += 1
@@ -141,7 +142,7 @@ def test_a_load_needs_few_turns_beside_a_stream_of_long_batches(engine, monkeypa
 
 def test_a_layer_that_cannot_be_loaded_raises_and_harms_no_other_layer(engine):
     with pytest.raises(KeyError):
-        engine.engine.load(SPEC, {}).result()
+        engine.engine.load(partial(Layer, SPEC, {})).result()
     assert same_answers(engine.run([call()]).result()[0], make_layer(SPEC).forward([call()])[0])
 
 
@@ -277,7 +278,8 @@ def test_no_batch_is_inline_on_a_device_or_with_several_threads(options, monkeyp
     engine = Engine(EngineOptions(**{"device": DEVICE, "dtype": torch.float32, **options}))
     names: list[str] = []
     monkeypatch.setattr(engine, "_run", lambda batch: names.append(threading.current_thread().name))
-    loaded = LoadedLayer(SPEC, {}, {torch.float32: make_layer(SPEC)}, {torch.float32: 1.0})
+    loaded = LoadedLayer(partial(Layer, SPEC, {}), torch.float32)
+    loaded.variants[torch.float32], loaded.rates[torch.float32] = make_layer(SPEC), 1.0
     engine.run([LayerCall(loaded, call())], is_inline=True).future.result(10)
     assert names == ["compute_0"]
     engine.close()
@@ -395,11 +397,11 @@ def test_closing_finishes_the_running_batch_and_drops_queued_ones(engine, monkey
     with pytest.raises(EngineDown):
         engine.run([call()])
     with pytest.raises(EngineDown):
-        engine.engine.load(SPEC, make_tensors(SPEC))
+        engine.engine.load(partial(Layer, SPEC, make_tensors(SPEC)))
 
 
 def test_closing_ends_a_load_that_is_under_way_with_an_error(engine):
-    loading = engine.engine.load(SPEC, make_tensors(SPEC))
+    loading = engine.engine.load(partial(Layer, SPEC, make_tensors(SPEC)))
     engine.close()
     with pytest.raises(EngineDown):
         loading.result(10)
@@ -421,7 +423,7 @@ def held_check(monkeypatch) -> tuple[threading.Event, threading.Event]:
 
 def test_closing_drops_a_cancelled_load_without_an_error(engine, held_check, caplog):
     started, go_on = held_check
-    running, waiting = (engine.engine.load(SPEC, make_tensors(SPEC)) for _ in range(2))
+    running, waiting = (engine.engine.load(partial(Layer, SPEC, make_tensors(SPEC))) for _ in range(2))
     assert started.wait(10)
     assert waiting.cancel()
     engine.engine.close(0)
@@ -433,7 +435,7 @@ def test_closing_drops_a_cancelled_load_without_an_error(engine, held_check, cap
 
 def test_a_wait_for_a_cancelled_load_ends(engine, held_check):
     started, go_on = held_check
-    loading = engine.engine.load(SPEC, make_tensors(SPEC))
+    loading = engine.engine.load(partial(Layer, SPEC, make_tensors(SPEC)))
     assert started.wait(10)
     assert loading.cancel()
     go_on.set()
@@ -458,7 +460,7 @@ def test_a_load_cancelled_during_its_last_step_raises_nothing_on_the_compute_thr
 
     monkeypatch.setattr(engine.engine._long, "submit", recorded)
     monkeypatch.setattr("service.attention.self_check.checks", cancelled)
-    loading = engine.engine.load(SPEC, make_tensors(SPEC))
+    loading = engine.engine.load(partial(Layer, SPEC, make_tensors(SPEC)))
     may_cancel.set()
     assert {step.exception(10) for step in submitted} == {None}
     assert loading.cancelled()
@@ -493,7 +495,7 @@ device_failures = pytest.mark.parametrize(
 @device_failures
 @pytest.mark.parametrize(
     "use",
-    [lambda engine: engine.run([call()]), lambda engine: engine.engine.load(SPEC, make_tensors(SPEC))],
+    [lambda engine: engine.run([call()]), lambda engine: engine.engine.load(partial(Layer, SPEC, make_tensors(SPEC)))],
     ids=["batch", "load"],
 )
 def test_a_device_failure_ends_the_engine_rather_than_one_batch_or_load(engine, monkeypatch, failure, use):
@@ -524,10 +526,10 @@ def test_a_failure_that_leaves_the_device_fails_a_load_or_a_batch_alone(engine, 
     with monkeypatch.context() as patched:
         patched.setattr(Layer, "forward", fail)
         with pytest.raises(torch.AcceleratorError, match=re.escape(reason)):
-            engine.engine.load(SPEC, make_tensors(SPEC)).result()
+            engine.engine.load(partial(Layer, SPEC, make_tensors(SPEC))).result()
         failure = engine.run([call()]).exception(10)
         assert isinstance(failure, CostLimit if "memory" in reason else torch.AcceleratorError)
-    engine.engine.load(SPEC, make_tensors(SPEC)).result()
+    engine.engine.load(partial(Layer, SPEC, make_tensors(SPEC))).result()
     assert engine.run([call()]).result(10)
 
 
@@ -544,7 +546,7 @@ def test_a_load_that_fails_leaves_the_memory_without_a_collection(engine, monkey
     gc.disable()
     try:
         with pytest.raises(RuntimeError, match="out of memory"):
-            engine.engine.load(SPEC, make_tensors(SPEC)).result()
+            engine.engine.load(partial(Layer, SPEC, make_tensors(SPEC))).result()
         engine.engine.release().result()  # the compute thread has left the load
         assert [layer() for layer in found] == [None]
     finally:
@@ -608,14 +610,14 @@ def test_a_batch_that_has_ended_leaves_no_reference_cycle(engine, monkeypatch, h
         gc.enable()
 
 
-def test_the_first_batches_in_a_dtype_build_its_variant_once(engine, monkeypatch):
+def test_the_first_batches_in_a_dtype_build_its_variant_once(engine):
     built: list[torch.dtype] = []
 
-    def noted(*args: Any, dtype: torch.dtype, **kwargs: Any) -> Layer:
+    def noted(*, dtype: torch.dtype, device: torch.device) -> Layer:
         built.append(dtype)
-        return Layer(*args, dtype=dtype, **kwargs)
+        return make_layer(SPEC, dtype)
 
-    monkeypatch.setattr("service.attention.engine.Layer", noted)
+    engine.loaded.build = noted
     calls = [Call(randn(1, rows, 24, dtype=torch.float64)) for rows in (3, 5)]
     futures = [engine.run([one], is_long=is_long) for one in calls for is_long in (False, True)]
     answers = [future.result(10)[0] for future in futures]
@@ -660,7 +662,7 @@ def test_closing_joins_both_threads_within_one_time(engine, long_gate):
 def test_the_first_rate_is_that_of_the_self_check(engine):
     """It predicts the processor time of a batch of many rows within a factor of two, however slow the machine is."""
     wide = make_spec(256, 8)
-    loaded = engine.engine.load(wide, make_tensors(wide)).result(60)
+    loaded = engine.engine.load(partial(Layer, wide, make_tensors(wide))).result(60)
     batch = [LayerCall(loaded, Call(randn(1, 200, 256, seed=seed))) for seed in range(10)]
     work = sum(cost.flops(wide, Sizes(1, 8, 200, 200), None, None) for _ in batch)
     seconds = []
@@ -699,7 +701,7 @@ def test_a_device_is_selected_by_name(monkeypatch):
 
 def test_attention_without_a_layer_computes_in_float32_or_float64_also_in_a_bfloat16_service():
     engine = Engine(EngineOptions(DEVICE, torch.bfloat16))
-    loaded = engine.load(None, {}).result()
+    loaded = engine.load(ScaledDotProduct, dtype=torch.float32).result()
     for dtype, computed in (
         (torch.float16, torch.float32),
         (torch.float32, torch.float32),

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from service.attention import cost, kernels, projection
-from service.attention import engine as engine_module
 from service.attention.call import Answer, Call
 from service.attention.engine import EngineOptions
 from service.attention.layer import MAX_ROWS, Layer
 from service.attention.masks import Sizes
 from service.attention.self_check import RATED, SAME_LENGTHS, checks, first_rate, sample_calls
+from tests import attention_fixtures
 from tests.attention_fixtures import (
     DEVICE,
     DTYPES,
@@ -75,7 +75,7 @@ def test_a_difference_in_the_last_place_is_detected(double, dtype):
 
 @pytest.mark.parametrize("double", DOUBLES[:2])
 def test_a_layer_that_failed_the_self_check_runs_one_sequence_at_a_time(monkeypatch, double):
-    monkeypatch.setattr(engine_module, "Layer", double)
+    monkeypatch.setattr(attention_fixtures, "Layer", double)
     spec = make_spec(24, 3)
     engine = OneLayer(EngineOptions(DEVICE, torch.float32, exact=True), spec)
     try:

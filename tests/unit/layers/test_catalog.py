@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import pytest
+import torch
 
 from service.attention.engine import LoadedLayer
+from service.attention.layer import Layer
 from service.errors import LayerNotFound, NotReady
 from service.layers.catalog import Catalog, ServedLayer
 from tests.unit.layers.checkpoints import stored
@@ -13,7 +16,12 @@ from tests.unit.layers.checkpoints import stored
 
 def catalog_of(*names: str) -> Catalog:
     layers = {name: stored(name) for name in names}
-    return Catalog({name: ServedLayer(one, LoadedLayer(one.spec, one.tensors)) for name, one in layers.items()})
+    return Catalog(
+        {
+            name: ServedLayer(one, LoadedLayer(partial(Layer, one.spec, one.tensors), torch.float32))
+            for name, one in layers.items()
+        }
+    )
 
 
 def test_layers_are_served_in_name_order_and_found_by_name():

@@ -16,7 +16,8 @@ import safetensors.torch
 import torch
 
 from service.errors import LayerError, LayerNotLoaded
-from service.layers.store import LayerExists, Store, StoredLayer
+from service.layers.directory import LayerExists
+from service.layers.store import Store, StoredLayer
 from tests.unit.layers.checkpoints import spec, stored
 from tests.unit.layers.refusals import refused_load
 

@@ -87,7 +87,7 @@ class Work:
 
 
 class Engine(Work):
-    def load(self, spec: Any, tensors: Any) -> Future[Any]:
+    def load(self, build: Any, **options: Any) -> Future[Any]:
         return self.submit(partial(SimpleNamespace, is_sequential=False, least_rows=4))
 
     def release(self) -> None:

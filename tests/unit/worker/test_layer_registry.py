@@ -45,7 +45,7 @@ class Engine:
         self.error: Exception | None = None
         self.is_sequential = False
 
-    def load(self, spec: Any, tensors: Any) -> Future[Any]:
+    def load(self, build: Any, **options: Any) -> Future[Any]:
         done: Future[Any] = Future()
         loaded = SimpleNamespace(is_sequential=self.is_sequential, least_rows=48)
         done.set_result(loaded) if self.error is None else done.set_exception(self.error)

@@ -45,9 +45,9 @@ class FailingEngine(Engine):
 
     failure: Exception | None = None
 
-    def load(self, spec: Any, tensors: Any) -> Future[Any]:
+    def load(self, build: Any, **options: Any) -> Future[Any]:
         if self.failure is None:
-            return super().load(spec, tensors)
+            return super().load(build, **options)
         failed: Future[Any] = Future()
         failed.set_exception(self.failure)
         return failed

@@ -1,0 +1,171 @@
+"""Model routes: the models of the layer directory, and the hot routes that take a text or tokens.
+
+Invariants: a text is tokenized off the event loop, and nothing of it reaches an error, a log line or a trace. A model is read at
+its first use: the request that comes first waits for that within its deadline, and so do those that come meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Protocol
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+
+from service.api.attend_route import ANSWER_CODINGS, BODY_CODINGS, FORMS
+from service.api.problems import problem_responses
+from service.api.reply import JSON, Coding, answer_coding, answer_type, body_type
+from service.api.request_context import RequestContext, SharedState
+from service.errors import DuplicateKey, EngineFailed, Malformed, ServiceError
+from service.http.asgi import Application, Receive, Scope, Send
+from service.http.request_parser import HeaderFields
+from service.layers.catalog import Catalog, ServedLayer
+from service.models.served_model import ServedModel
+from service.models.stored_model import ModelAbout
+from service.wire.attend_request import RequestLimits
+from service.wire.model_request import Check, ModelRequest, check_model_attend, check_states, write_model_json
+from service.wire.safetensors_codec import write_safetensors
+
+MODEL_ROUTES: dict[str, Check] = {
+    "/v1/models/{model}/attend": check_model_attend,
+    "/v1/models/{model}/states": check_states,
+}
+
+
+class Model(BaseModel):
+    """One model of the layer directory; what its file does not say is null."""
+
+    name: str = Field(description="as in the path")
+    family: str | None = Field(description="kind of checkpoint that it comes from")
+    source: str | None = Field(description="where it was imported from")
+    digest: str | None = Field(description="sha256 of its tensors, its options and its layers' digests")
+    layers: list[str] = Field(description="its layers among the served ones, first to last")
+    width: int | None = Field(description="features of a hidden state")
+    heads: list[int] = Field(description="of each layer; empty if one is not served")
+    max_tokens: int | None = Field(description="of a sequence, those that the model adds included")
+    vocabulary: int | None = Field(description="number of tokens that it knows")
+    fault: str | None = Field(description="why it cannot be used now; null if nothing is wrong")
+
+
+class ModelList(BaseModel):
+    models: list[Model] = Field(description="by name")
+
+
+class ModelState(Protocol):
+    """What is known of a model (`worker/model_registry.py`)."""
+
+    name: str
+    about: ModelAbout | None
+    layers: list[ServedLayer]
+    fault: str | None
+
+
+class Models(Protocol):
+    """The models of one process; `worker/model_registry.py` implements it."""
+
+    def find(self, name: str) -> ServedModel | None: ...
+    async def get(self, name: str) -> ServedModel: ...
+    async def states(self) -> list[Any]: ...
+    async def state(self, name: str) -> Any: ...
+
+
+def model_endpoints(shared: SharedState, models: Models) -> dict[str, Application]:
+    return {path: ModelRoute(shared, models, check) for path, check in MODEL_ROUTES.items()}
+
+
+class ModelRoute:
+    """The ASGI endpoint of a model: attention of one of its layers, or its hidden states."""
+
+    def __init__(self, shared: SharedState, models: Models, check: Check) -> None:
+        self._shared = shared
+        self._models = models
+        self._check = check
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        name = scope["path_params"]["model"]
+        with RequestContext(self._shared, scope, receive, self._find) as context:
+            wanted, coding = context.fields.make(_negotiated, context.limits.take_offers)
+            document = await _parsed(context, await context.read(BODY_CODINGS, is_binary=False))
+            model = await context.within_deadline(
+                "the model was read and checked, for its first use", self._models.get(name)
+            )
+            context.take(model)
+            work = partial(_checked, self._check, document, model, context.limits.request)
+            request = await context.off_loop(work)
+            await context.counted(request.checked)
+            del document, work
+            tensors, facts = request.answer(*await context.ask(request.checked))
+            form = request.checked.form
+            is_json = wanted == JSON
+            pieces = write_model_json(tensors, facts, form) if is_json else write_safetensors(tensors, facts)
+            del request
+            await context.send(send, [(b"content-type", wanted)], pieces, coding)
+
+    def _find(self, _: Catalog, path: Mapping[str, str]) -> ServedModel | None:
+        return self._models.find(path["model"])
+
+
+def _negotiated(fields: HeaderFields, take_offers: bool) -> tuple[bytes, Coding | None]:
+    """Return the media type of the answer, and its content coding."""
+    body_type(fields, (JSON,))
+    return answer_type(fields, FORMS), answer_coding(fields, ANSWER_CODINGS, take_offers=take_offers)
+
+
+async def _parsed(context: RequestContext[ServedModel], body: bytearray) -> dict[str, Any]:
+    """Return the JSON object; an error shows nothing of the body, not even a name, because a text may have slipped into one."""
+    try:
+        return await context.parsed(body)
+    except DuplicateKey:
+        raise DuplicateKey("an object of the body has the same key twice") from None
+    except Malformed as error:
+        error.shown = ""
+        raise
+
+
+def _checked(check: Check, document: Mapping[str, object], model: ServedModel, limits: RequestLimits) -> ModelRequest:
+    """Return the checked request; a fault of ours is reported without its traceback's last line, which may have the text."""
+    try:
+        return check(document, model, limits)
+    except ServiceError:
+        raise
+    except Exception:  # noqa: BLE001 (see above)
+        error = EngineFailed("the service could not check this request")
+    raise error
+
+
+def make_models_router(models: Models) -> APIRouter:
+    router = APIRouter(tags=["models"])
+
+    @router.get("/v1/models", summary="The models of the layer directory", responses=_NOT_READY)
+    async def list_models() -> ModelList:
+        return ModelList(models=[_described(state) for state in await models.states()])
+
+    @router.get("/v1/models/{model}", summary="One model: layers, width, heads, most tokens", responses=_NO_MODEL)
+    async def get_model(model: str) -> Model:
+        return _described(await models.state(model))
+
+    return router
+
+
+_NOT_READY = problem_responses({503: "not ready, draining or down"})
+_NO_MODEL = problem_responses(
+    {404: "no such model", 503: "not ready, or this model cannot be used: its file or its layers"}
+)
+
+
+def _described(state: ModelState) -> Model:
+    about = state.about
+    options = None if about is None else about.options
+    return Model(
+        name=state.name,
+        family=about.family if about else None,
+        source=about.source if about else None,
+        digest=about.digest if about else None,
+        layers=[] if about is None else [layer.name for layer in about.layers],
+        width=options.width if options else None,
+        heads=[layer.spec.num_heads for layer in state.layers],
+        max_tokens=options.max_tokens if options else None,
+        vocabulary=options.vocabulary if options else None,
+        fault=state.fault,
+    )

@@ -1,0 +1,225 @@
+"""Model request: a text or tokens for a model; its JSON forms, and their checks, which tokenize and give a call with its cost.
+
+Invariants: What a request asks of the layer is checked by `check_request`, with zeros in the place of the hidden states, so that
+it means the same as on the layer's own route. No error repeats text. Run the checks off the event loop: a long text takes long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, NamedTuple, TypeVar
+
+import orjson
+import torch
+from pydantic import BaseModel, Field
+
+from service.batching.job import Cost
+from service.errors import CostLimit, InvalidInput
+from service.models.encoder import EncoderCall, placeholder
+from service.models.served_model import ServedModel
+from service.models.tokenizer import Tokens
+from service.wire.answer import AttentionAnswer, Batch, Timing, write_json, write_tensor
+from service.wire.attend_request import (
+    AnswerFacts,
+    CheckedRequest,
+    Encoding,
+    Indices,
+    MaskedRowsField,
+    RequestLimits,
+    Scores,
+    WeightsSelection,
+    check_request,
+    decode_indices,
+    read_model,
+)
+from service.wire.layouts import Layout
+from service.wire.mask_kinds import MaskList
+from service.wire.schemas import StrictModel, Tensor
+from service.wire.tensors import TensorForm
+
+MAX_TEXT = 2**18
+"""Characters of a text, as of a pair: a tokenizer takes a second for as many."""
+_ONE_OF = "send text, or tokens"
+EncodingField = Annotated[
+    Encoding | None, Field(description="how the tensors of the answer are written; default: list")
+]
+
+
+class TextRequest(StrictModel):
+    """One sequence: a text, a pair of texts, or tokens."""
+
+    text: str | None = Field(default=None, description=f"of at most {MAX_TEXT:,} characters")
+    text_pair: str | None = Field(default=None, description="the second text of a pair; default: none")
+    tokens: list[str] | None = Field(
+        default=None, description="instead of text: strings of the vocabulary, and no others"
+    )
+    encoding: EncodingField = None
+
+
+class ModelAttendRequest(TextRequest):
+    """One sequence for one layer of a model: the layer attends on the hidden states of the unmasked model in front of it."""
+
+    layer: int = Field(description="from 0 to the number of layers - 1")
+    masks: MaskList
+    weights: WeightsSelection = None
+    scores: Scores | None = Field(default=None, description="attention scores to return; default: none")
+    lse: bool = Field(default=False, description="return the log-sum-exp of the masked scores; default: false")
+    entropy: bool = Field(default=False, description="return the entropy of the weights, in nats; default: false")
+    masked_rows: MaskedRowsField = "zero"
+
+
+class StatesRequest(TextRequest):
+    """One sequence, for the hidden states of a model."""
+
+    layers: Indices = Field(description="n is in front of layer n, the number of layers is behind the last; each once")
+
+
+class Token(BaseModel):
+    """`text` can be sent back in `tokens`; offsets and sequence are null for special tokens, and if tokens were sent."""
+
+    text: str = Field(description="the string of the vocabulary")
+    id: int = Field(description="its row in the vocabulary")
+    offsets: tuple[int, int] | None = Field(description="begin and end in Unicode code points")
+    sequence: int | None = Field(description="0 in text, 1 in text_pair")
+
+
+class ModelName(BaseModel):
+    name: str = Field(description="the model")
+    digest: str = Field(description="sha256 of its tensors, options and layers")
+
+
+class ModelAnswer(AttentionAnswer):
+    """As of the layer's own route, with the tokens."""
+
+    tokens: list[Token] = Field(description="of the sequence, in order")
+    model: ModelName = Field(description="whose tokens and states these are")
+
+
+class StatesAnswer(BaseModel):
+    states: Tensor = Field(description="[K, L, D], in the requested order, float32")
+    layers: list[int] = Field(description="as requested")
+    tokens: list[Token] = Field(description="of the sequence, in order")
+    model: ModelName = Field(description="what answered")
+    batch: Batch = Field(description="what shared the forward pass")
+    timing_ms: Timing = Field(description="how long it took")
+
+
+B = TypeVar("B", bound=TextRequest)
+
+
+class ModelFacts(NamedTuple):
+    """The facts of an answer of a model: some of an attend answer's, and `more`."""
+
+    facts: AnswerFacts
+    kept: tuple[str, ...]
+    more: Mapping[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        facts = self.facts.to_json()
+        return {**self.more, **{name: facts[name] for name in self.kept}}
+
+
+class ModelRequest(NamedTuple):
+    """A call that can run, and what its answer repeats of it."""
+
+    checked: CheckedRequest
+    kept: tuple[str, ...]
+    more: Mapping[str, Any]
+
+    def answer(
+        self, tensors: dict[str, torch.Tensor], facts: AnswerFacts
+    ) -> tuple[dict[str, torch.Tensor], ModelFacts]:
+        """Return the tensors and the other fields of the answer, given those of the call's."""
+        named = tensors if "masked_rows" in self.kept else {"states": tensors["output"]}
+        return named, ModelFacts(facts, self.kept, self.more)
+
+
+Check = Callable[[Mapping[str, object], ServedModel, RequestLimits], ModelRequest]
+
+
+def check_model_attend(document: Mapping[str, object], model: ServedModel, limits: RequestLimits) -> ModelRequest:
+    """Return the checked request; raises InvalidInput or a subclass, CostLimit, and MaskedRow."""
+    body = read_model(ModelAttendRequest, document)
+    depth = len(model.layers)
+    if not 0 <= body.layer < depth:
+        raise InvalidInput(f"layer must be from 0 to {depth - 1}: the model has {depth} layers", param="/layer")
+    tokens, layer = _tokens(body, model), model.layers[body.layer]
+    length, width = len(tokens.ids), layer.spec.query_width
+    zeros = {"dtype": "float32", "shape": [length, width], "data": memoryview(bytearray(4 * length * width))}
+    of_layer = {name: value for name, value in document.items() if name not in _OF_MODEL}
+    checked = check_request({"query": zeros, **of_layer}, layer.name, layer.spec, limits).counted()
+    attend: Any = checked.call._replace(query=placeholder(length, width))
+    call: Any = EncoderCall(torch.tensor(tokens.ids), torch.tensor(tokens.types), body.layer, attend)
+    cost = checked.cost._replace(flops=checked.cost.flops + model.encoder.flops(length, body.layer))
+    more = {"layer": {"name": layer.name, "digest": layer.digest}, **_more(tokens, model)}
+    request = checked._replace(call=call, cost=cost, form=_form(body))
+    return ModelRequest(request, ("masked_rows", "batch", "timing_ms"), more)
+
+
+_OF_MODEL = {"layer", *TextRequest.model_fields}
+
+
+def check_states(document: Mapping[str, object], model: ServedModel, limits: RequestLimits) -> ModelRequest:
+    """Return the checked request for hidden states; raises InvalidInput or a subclass, and CostLimit."""
+    body = read_model(StatesRequest, document)
+    states = decode_indices(body.layers, len(model.layers) + 1, "/layers") or ()
+    tokens = _tokens(body, model)
+    length = len(tokens.ids)
+    cells = max(layer.spec.num_heads for layer in model.layers) * length**2
+    flops = model.encoder.flops(length, max(states))
+    call: Any = EncoderCall(torch.tensor(tokens.ids), torch.tensor(tokens.types), states=states)
+    num_bytes = 4 * length * model.about.options.width
+    cost = Cost(sequences=1, tokens=length, cells=cells, weights_bytes=0, input_bytes=num_bytes, flops=flops)
+    limits.check(cost, 0)
+    more = {"layers": states, **_more(tokens, model)}
+    return ModelRequest(CheckedRequest(call, cost, Layout("bld"), _form(body)), ("batch", "timing_ms"), more)
+
+
+def _tokens(body: TextRequest, model: ServedModel) -> Tokens:
+    """Return the tokens of the request; raises InvalidInput unless there are some and all have a position."""
+    if body.tokens is not None:
+        if body.text is not None or body.text_pair is not None:
+            raise InvalidInput(f"the request has both text and tokens; {_ONE_OF}", param="/tokens")
+        _check_length(len(body.tokens), model.about.options.max_tokens, "/tokens")
+        return model.tokenizer.of_tokens(body.tokens)
+    if body.text is None:
+        has_pair = body.text_pair is not None
+        words = "text_pair needs text" if has_pair else f"the request has neither text nor tokens; {_ONE_OF}"
+        raise InvalidInput(words, param="/text_pair" if has_pair else "/text")
+    for name, text in (("text", body.text), ("text_pair", body.text_pair or "")):
+        if len(text) > MAX_TEXT:
+            raise CostLimit(f"{name} has {len(text):,} characters, expected at most {MAX_TEXT:,}; send a part of it")
+    tokens = model.tokenizer.of_text(body.text, body.text_pair)
+    _check_length(len(tokens.ids), model.about.options.max_tokens, "/text")
+    return tokens
+
+
+def _check_length(found: int, most: int, param: str) -> None:
+    if found > most:
+        added = " with those that the model adds" if param == "/text" else ""
+        raise InvalidInput(
+            f"the sequence has {found:,} tokens{added}, the model takes at most {most:,}; send a part", param=param
+        )
+
+
+def _more(tokens: Tokens, model: ServedModel) -> dict[str, Any]:
+    rows = zip(tokens.texts, tokens.ids, tokens.offsets, tokens.sequences, strict=True)
+    fields = Token.model_fields
+    return {
+        "tokens": [dict(zip(fields, row, strict=True)) for row in rows],
+        "model": {"name": model.about.name, "digest": model.digest},
+    }
+
+
+def _form(body: TextRequest) -> TensorForm:
+    return TensorForm.BASE64 if body.encoding == "base64" else TensorForm.NESTED
+
+
+def write_model_json(tensors: dict[str, torch.Tensor], facts: ModelFacts, form: TensorForm) -> Iterator[bytes]:
+    """Yield the JSON of an attend answer, or of `states`, in pieces."""
+    if "states" not in tensors:
+        yield from write_json(tensors, facts, form)
+        return
+    yield b'{"states":'
+    yield from write_tensor(tensors["states"], form)
+    yield b"," + orjson.dumps(facts.to_json())[1:]

@@ -1,0 +1,191 @@
+"""Model registry: the models that this process has read, each at its first use, over the layers that it serves.
+
+Invariants: One load serves all requests that wait for the model, and goes on if their deadlines pass. A model is used as long as
+its layers are served; then it is released, and the next request reads it again. What fails concerns that model alone. Files are
+read in a thread; a process that is never asked for a model reads none. `GET` reads headers only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import difflib
+import itertools
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import torch
+
+from service.attention.self_check import Variant
+from service.errors import Draining, EngineDown, LayerError, LayerMissing, ModelNotFound, NotReady, ServiceError
+from service.layers import wording
+from service.layers.catalog import MAX_COMPARED, Catalog, ServedLayer
+from service.layers.store import NAME
+from service.models.encoder import Encoder
+from service.models.served_model import ServedModel, find_layers
+from service.models.stored_model import SUFFIX, ModelAbout, ModelStore, StoredModel
+from service.models.tokenizer import Tokenizer
+from service.observability.telemetry import Telemetry
+from service.worker.layer_registry import LayerRegistry
+
+RETRY_S = 5
+NO_MODEL = "no model of that name is in the layer directory; GET /v1/models lists them"
+
+
+class ModelState(NamedTuple):
+    """What is known of a model: what its file says, its layers if they are served, and why it cannot be used now."""
+
+    name: str
+    about: ModelAbout | None
+    layers: list[ServedLayer]
+    fault: str | None
+
+
+class ModelRegistry:
+    def __init__(self, store: ModelStore, layers: LayerRegistry, telemetry: Telemetry) -> None:
+        self._store = store
+        self._layers = layers
+        self._telemetry = telemetry
+        self._used: dict[str, ServedModel] = {}
+        self._loads: dict[str, asyncio.Task[ServedModel | ServiceError]] = {}
+        self._faults: dict[str, tuple[object, str]] = {}  # why the last load failed, and of which file
+        self._load_thread = ThreadPoolExecutor(1, thread_name_prefix="loading-models")
+        # A second thread, so that a list of models does not wait for a load.
+        self._header_thread = ThreadPoolExecutor(1, thread_name_prefix="model-headers")
+
+    def find(self, name: str) -> ServedModel | None:
+        """Return the model if it can be used as it is; raise ModelNotFound for a name that no model can have."""
+        if NAME.fullmatch(name) is None:
+            raise ModelNotFound(NO_MODEL)
+        model, catalog = self._used.get(name), self._layers.catalog
+        return model if model is not None and catalog is not None and model.fits(catalog) else None
+
+    async def get(self, name: str) -> ServedModel:
+        """Return the model, which is read at its first use; raise ModelNotFound, or NotReady with the reason."""
+        if (model := self.find(name)) is not None:
+            return model
+        if (load := self._loads.get(name)) is None:
+            load = self._loads[name] = asyncio.ensure_future(self._load(name))
+            load.add_done_callback(lambda done: (self._loads.pop(name), done.cancelled() or done.exception()))
+        found = await asyncio.shield(load)
+        if isinstance(found, ServiceError):  # one of each request's own
+            raise (
+                NotReady(found.message, retry_after_s=RETRY_S)
+                if isinstance(found, LayerError)
+                else type(found)(found.message)
+            )
+        return found
+
+    def in_use(self) -> list[ServedModel]:
+        """Return the models that are used; release those whose layers are no longer served."""
+        for name in list(self._used):
+            if self.find(name) is None:
+                self.release(name)
+        return [*self._used.values()]
+
+    def release(self, name: str) -> None:
+        """Use the model no more; it leaves the memory when the last request that was admitted with it ends."""
+        if self._used.pop(name, None) is not None:
+            self._layers.release_memory()
+
+    async def states(self) -> list[ModelState]:
+        """Return all models of the directory, by name."""
+        try:
+            names = await self._layers.read(self._header_thread, self._store.names)
+        except LayerError as error:
+            raise NotReady(error.message, retry_after_s=RETRY_S) from None
+        return [await self._state(name) for name in names]
+
+    async def state(self, name: str) -> ModelState:
+        """Return one model; raise ModelNotFound, or NotReady if it cannot be used."""
+        model = self.find(name)
+        state = await self._state(name) if model is None else ModelState(name, model.about, [*model.layers], None)
+        if state.fault is not None:
+            raise NotReady(state.fault, retry_after_s=RETRY_S)
+        return state
+
+    def close(self) -> None:
+        """End the loads."""
+        for load in self._loads.values():
+            load.cancel()
+        for thread in (self._load_thread, self._header_thread):
+            thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _state(self, name: str) -> ModelState:
+        catalog = self._layers.catalog
+        if catalog is None:
+            raise NotReady("layers are being loaded")
+        try:
+            about = await self._layers.read(self._header_thread, self._store.about, name)
+            stamp = await self._layers.read(self._header_thread, _stamp, self._store, name)
+        except LayerMissing:
+            raise await self._unknown(name) from None
+        except LayerError as error:
+            return ModelState(name, None, [], error.message)
+        try:
+            layers = find_layers(about, catalog)
+        except LayerError as error:
+            return ModelState(name, about, [], error.message)
+        failed, fault = self._faults.get(name, (None, None))
+        return ModelState(name, about, layers, fault if failed == stamp else None)
+
+    async def _load(self, name: str) -> ServedModel | ServiceError:
+        """Return the model, or the error of those who wait for it, without its traceback, which holds the tensors."""
+        self.release(name)
+        try:
+            self._used[name] = model = await self._read(name)
+        except LayerMissing:
+            return await self._unknown(name)
+        except LayerError as error:
+            stamp = await self._layers.read(self._header_thread, _stamp, self._store, name)
+            if self._faults.get(name) != (stamp, error.message):  # report it once, not at every request
+                self._faults[name] = stamp, error.message
+                self._telemetry.layer_not_loaded(error.message, error.code)
+            return error.with_traceback(None)
+        except EngineDown as error:
+            return EngineDown(error.message)
+        except asyncio.CancelledError:
+            return Draining("the service is shutting down, and the model is not read")
+        self._faults.pop(name, None)
+        self._telemetry.layer_loaded(model.name, model.loaded)
+        return model
+
+    async def _read(self, name: str) -> ServedModel:
+        catalog = self._layers.catalog
+        assert catalog is not None, "a request for a model was admitted without layers. This is a bug."
+        about, layers, tokenizer, stored = await self._layers.read(
+            self._load_thread, _parts, self._store, name, catalog
+        )
+
+        def build(*, dtype: torch.dtype, device: torch.device) -> Variant:  # noqa: ARG001 (a model has one)
+            return Encoder(stored.pop(), [layer.loaded for layer in layers], device=device)
+
+        loaded = await self._layers.load_on_engine(f'model "{name}"', build, may_block=False)
+        return ServedModel(about, tokenizer, layers, loaded)
+
+    async def _unknown(self, name: str) -> ModelNotFound:
+        """Return the error for a name without a file, with the nearest name."""
+        names = await self._layers.read(self._header_thread, self._store.names)
+        near = difflib.get_close_matches(name, itertools.islice(names, MAX_COMPARED), n=1)
+        return ModelNotFound(f'{NO_MODEL}; did you mean "{near[0]}"?' if near else NO_MODEL)
+
+
+def _parts(
+    store: ModelStore, name: str, catalog: Catalog
+) -> tuple[ModelAbout, list[ServedLayer], Tokenizer, list[StoredModel]]:
+    """Return what the file has. The whole model is in a list, from which its one reader takes it, so that nothing keeps it."""
+    find_layers(store.about(name), catalog)  # before the tensors are read
+    stored = store.load(name)
+    about = ModelAbout(**{field.name: getattr(stored, field.name) for field in dataclasses.fields(ModelAbout)})
+    with wording.about(f'model "{name}"'):
+        tokenizer = Tokenizer(stored.tokenizer, about.options.vocabulary)
+    return about, find_layers(about, catalog), tokenizer, [stored]
+
+
+def _stamp(store: ModelStore, name: str) -> object:
+    """Return what changes if the file is replaced; None without one."""
+    try:
+        found = (store.directory / f"{name}{SUFFIX}").stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
