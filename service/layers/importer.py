@@ -33,7 +33,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def import_layer(
-    source_path: str | os.PathLike[str],
+    source_path: str | os.PathLike[str] | Source,
     *,
     name: str,
     layer: int | None = None,
@@ -54,7 +54,7 @@ def import_layer(
     check_name(name)
     if key_map is not None and (layer, prefix, family) != (None, None, None):
         raise LayerError("--map names whole keys, so it goes without --layer, --prefix and --family")
-    source = open_source(source_path)
+    source = source_path if isinstance(source_path, Source) else open_source(source_path)
     with about(f"source {quoted(source.label)}"), source.files.unchanged():
         config = source.config or {}
         check_config(config)
