@@ -117,8 +117,8 @@ class AttentionAnswer(Summarized, Generic[Array]):
 class Token(NamedTuple):
     """A token of a text: the vocabulary's string and id, and its place in the text (`sequence` 0) or in its pair (1).
 
-    `offsets` are its first character and the one behind its last. Both are None for a special token, and offsets for tokens
-    that were sent as such.
+    `offsets` are its first character and the one behind its last. Both are None without such a place: for special tokens, and
+    for tokens that were sent.
     """
 
     text: str
