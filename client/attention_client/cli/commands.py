@@ -51,6 +51,12 @@ Weights = Annotated[
     str | None,
     typer.Option("--weights", help='return weights too: "heads", "mean" or "top_k k=3"; also heads=[0] queries=[0,1]'),
 ]
+WeightsFile = Annotated[
+    Path | None, typer.Option("--weights", help="draw these weights, .npz or .npy: [B, H, L, S], [B, L, S] or [L, S]")
+]
+SvgFile = Annotated[
+    Path | None, typer.Option("--svg", help="write a picture to this .svg", callback=with_suffix(".svg"))
+]
 Out = Annotated[
     Path | None,
     typer.Option(
@@ -132,47 +138,49 @@ def show(
     head: Annotated[int | None, typer.Option("--head", min=0, help="which head to draw; default: 0")] = None,
     sequence: Annotated[int, typer.Option("--sequence", min=0, help="which sequence, or head of [H, L, S]")] = 0,
     tokens: Annotated[str | None, typer.Option("--tokens", help='words of the query rows: "the cat sat"')] = None,
-    weights: Annotated[
-        Path | None,
-        typer.Option("--weights", help="draw these weights, .npz or .npy: [B, H, L, S], [B, L, S] or [L, S]"),
-    ] = None,
-    key_tokens: Annotated[
-        str | None, typer.Option("--key-tokens", help="words of the key rows; default: --tokens")
-    ] = None,
+    weights: WeightsFile = None,
+    key_tokens: Annotated[str | None, typer.Option(help="words of the key rows; default: --tokens")] = None,
     legend: Annotated[bool, typer.Option("--legend", help="draw the marks * + . instead of colours")] = False,
-    svg: Annotated[
-        Path | None, typer.Option("--svg", help="write a picture to this .svg", callback=with_suffix(".svg"))
-    ] = None,
+    svg: SvgFile = None,
     url: Url = None,
     api_key: ApiKey = None,
 ) -> None:
     """Draw one head's attention weights as a heat map."""
     if legend and svg:
         raise InvalidInput("--legend is of the terminal; --svg has its own scale")
-    given, arrays = sum(source is not None for source in (layer, text, weights)), any((query, key, value, request))
-    if given != 1 or (layer is None and arrays) or (weights and any((causal, mask))):
-        words = "give either a layer or --weights FILE or --text"
-        raise InvalidInput(f"{words}; arrays and a request go only with a layer, masks not with --weights")
-    if text is None and (text_pair, model, number) != (None, None, None):
-        raise InvalidInput("--text-pair, --model and --layer go with --text")
-    if text is not None and (tokens or key_tokens or sequence):
-        raise InvalidInput("--text has its own tokens: leave out --tokens and --key-tokens, and --sequence")
-    queries, keys = (None if words is None else words.split() for words in (tokens, key_tokens))
+    _check_source((layer, text, weights), any((query, key, value, request)), any((causal, mask)))
+    _check_text(text, (text_pair, model, number), (tokens, key_tokens, sequence))
+    words = _split(tokens), _split(key_tokens)
     if weights is not None:
         drawn, title = stored_head(weights, sequence, head)
-    elif text is not None:
-        others = {"text": text, "text_pair": text_pair, "layer": number or 0}
-        body, options = request_body(None, {}, causal, mask, others=others)
-        with asking(url, api_key, options | HEAD) as ask:
-            model = model or ask.only_model()
-            drawn, queries = text_head(ask, model, body, head or 0)
-        title = f"{model}, layer {number or 0}, head {head or 0}"
     else:
-        body, options = request_body(request, {"query": query, "key": key, "value": value}, causal, mask)
+        of_text = {} if text is None else {"text": text, "text_pair": text_pair, "layer": number or 0}
+        body, options = request_body(request, {"query": query, "key": key, "value": value}, causal, mask, None, of_text)
         with asking(url, api_key, options | HEAD) as ask:
-            drawn = asked_head(ask, layer, body, sequence, head or 0)
-        title = f"{layer}, head {head or 0}"
-    print_map(drawn, (queries, keys), title, svg, use_legend=legend)
+            if text is None:
+                drawn, title = asked_head(ask, layer, body, sequence, head or 0), f"{layer}, head {head or 0}"
+            else:
+                drawn, words, title = text_head(ask, model, body, head or 0)
+    print_map(drawn, words, title, svg, use_legend=legend)
+
+
+def _split(words: str | None) -> list[str] | None:
+    return None if words is None else words.split()
+
+
+def _check_source(sources: tuple[object, ...], has_arrays: object, has_masks: object) -> None:
+    """Raise InvalidInput unless one of layer, text and stored weights is given, with options that go with it."""
+    layer, _, weights = sources
+    if sources.count(None) != len(sources) - 1 or (layer is None and has_arrays) or (weights and has_masks):
+        words = "give either a layer or --weights FILE or --text"
+        raise InvalidInput(f"{words}; arrays and a request go only with a layer, masks not with --weights")
+
+
+def _check_text(text: str | None, of_text: tuple[object, ...], of_others: tuple[object, ...]) -> None:
+    if text is None and of_text != (None, None, None):
+        raise InvalidInput("--text-pair, --model and --layer go with --text")
+    if text is not None and any(of_others):
+        raise InvalidInput("--text has its own tokens: leave out --tokens and --key-tokens, and --sequence")
 
 
 def compare(

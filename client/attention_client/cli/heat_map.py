@@ -48,13 +48,17 @@ def asked_head(ask: Ask, layer: str | None, body: dict[str, Any], sequence: int,
     return sequences[sequence]
 
 
-def text_head(ask: Ask, model: str, body: dict[str, Any], head: int) -> tuple[np.ndarray, list[str]]:
-    """Return the weights [L, L] that a layer of a model computes for a text and head, and the words: its tokens."""
+def text_head(
+    ask: Ask, model: str | None, body: dict[str, Any], head: int
+) -> tuple[np.ndarray, tuple[Words, Words], str]:
+    """Return the weights [L, L] of a head of a model (None: the only one) on a text, its tokens as words, and a title."""
+    model = model or ask.only_model()
     reply = ask.of_text(model, {**body, "weights": {"form": "heads", "heads": [head]}})
     match reply.facts.get("tokens"):
         case [*tokens] if all(isinstance(token, dict) and isinstance(token.get("text"), str) for token in tokens):
             words = [token["text"] for token in tokens]
-            return reply.array("weights", (1, len(words), len(words)))[0], words
+            weights = reply.array("weights", (1, len(words), len(words)))[0]
+            return weights, (words, None), f"{model}, layer {body['layer']}, head {head}"
     raise BadAnswer("the answer lacks the tokens of the text")
 
 
