@@ -120,6 +120,31 @@ def multi_head_attention(
     masks: Sequence[Mask] = (),
 ) -> tuple[np.ndarray, np.ndarray]:
     """Output [B, L, D] and weights [B, N, L, S + E] of (query, key, value), each [B, rows, width]."""
+    found = multi_head(spec, tensors, inputs, masks)
+    return found.output, found.weights
+
+
+@dataclasses.dataclass(frozen=True)
+class Attention:
+    """Output; weights, the scores of each stage and contributions [B, N, L, S + E]; lse and entropy [B, N, L]."""
+
+    output: np.ndarray
+    weights: np.ndarray
+    scaled: np.ndarray
+    capped: np.ndarray
+    masked: np.ndarray
+    lse: np.ndarray
+    entropy: np.ndarray
+    contributions: np.ndarray
+
+
+def multi_head(
+    spec: LayerSpec,
+    tensors: Mapping[str, np.ndarray],
+    inputs: tuple[np.ndarray, np.ndarray, np.ndarray],
+    masks: Sequence[Mask] = (),
+) -> Attention:
+    """Attention with a layer, of (query, key, value), each [B, rows, width]; output [B, L, D]."""
     t = {name: tensor.astype(np.float64) for name, tensor in tensors.items()}
 
     def linear(x: np.ndarray, name: str) -> np.ndarray:
@@ -137,22 +162,18 @@ def multi_head_attention(
     shape = (len(query), spec.num_heads, query.shape[1], key.shape[1])
     extra = [(0, 0)] * 3 + [(0, k.shape[2] - key.shape[1])]
     allowed = np.pad(may_attend(masks, shape), extra, constant_values=True)
-    scores = spec.scale * q @ k.swapaxes(2, 3) + np.pad(added_bias(masks, shape), extra)
+    scaled = spec.scale * q @ k.swapaxes(2, 3)
+    scores = scaled + np.pad(added_bias(masks, shape), extra)
     weights = softmax(scores, allowed)
     context = (weights @ v).transpose(0, 2, 1, 3).reshape(*query.shape[:2], -1)
-    return (linear(context, "output") if spec.has_output else context), weights
-
-
-@dataclasses.dataclass(frozen=True)
-class DotProduct:
-    """Attention without a layer: output [B, N, L, V], weights and the scores of each stage [B, N, L, S], lse [B, N, L]."""
-
-    output: np.ndarray
-    weights: np.ndarray
-    scaled: np.ndarray
-    capped: np.ndarray
-    masked: np.ndarray
-    lse: np.ndarray
+    output = linear(context, "output") if spec.has_output else context
+    masked = np.where(allowed, scores, -np.inf)
+    with np.errstate(divide="ignore"):
+        top = np.max(masked, axis=-1, keepdims=True)
+        top = np.where(np.isfinite(top), top, 0.0)
+        lse = (np.log(np.exp(masked - top).sum(-1, keepdims=True)) + top)[..., 0]
+    lengths = contributions(weights, v, t.get("output.weight"))
+    return Attention(output, weights, scaled, scaled, masked, lse, entropy(weights), lengths)
 
 
 def scaled_dot_product(
@@ -162,8 +183,8 @@ def scaled_dot_product(
     scale: float | None = None,
     softcap: float | None = None,
     sinks: np.ndarray | None = None,
-) -> DotProduct:
-    """Attention of query [B, N, L, H], key [B, G, S, H] and value [B, G, S, V], past rows included."""
+) -> Attention:
+    """Attention of query [B, N, L, H], key [B, G, S, H] and value [B, G, S, V], past rows included; output [B, N, L, V]."""
     q, k, v = (x.astype(np.float64) for x in inputs)
     shared = q.shape[1] // k.shape[1]
     k, v = (np.stack([x[:, n // shared] for n in range(q.shape[1])], 1) for x in (k, v))
@@ -179,7 +200,8 @@ def scaled_dot_product(
     weights = np.exp(masked - top) / np.where(total > 0, total, 1.0)
     with np.errstate(divide="ignore"):
         lse = (np.log(total) + top)[..., 0]
-    return DotProduct(weights @ v, weights, scaled, capped, masked, lse)
+    lengths = contributions(weights, v, None)
+    return Attention(weights @ v, weights, scaled, capped, masked, lse, entropy(weights), lengths)
 
 
 def _appended(spec: LayerSpec, tensors: Mapping[str, np.ndarray], x: np.ndarray, name: str) -> np.ndarray:
@@ -191,6 +213,19 @@ def _appended(spec: LayerSpec, tensors: Mapping[str, np.ndarray], x: np.ndarray,
     if spec.add_zero_attn:
         parts.append(np.zeros((*x.shape[:2], 1, x.shape[3])))
     return np.concatenate(parts, axis=2)
+
+
+def entropy(weights: np.ndarray) -> np.ndarray:
+    """-Σ p·ln p over the last axis, in nats; 0·ln 0 is 0."""
+    return -(weights * np.log(np.where(weights > 0, weights, 1.0))).sum(-1)
+
+
+def contributions(weights: np.ndarray, values: np.ndarray, matrix: np.ndarray | None) -> np.ndarray:
+    """‖α·v·W‖ [B, N, L, S] of weights and of values [B, N, S, V], W the head's columns of an output matrix [D, N·V], if any."""
+    parts = [None] * values.shape[1] if matrix is None else np.split(matrix, values.shape[1], axis=1)
+    added = [values[:, n] if part is None else values[:, n] @ part.T for n, part in enumerate(parts)]
+    vectors = weights[..., None] * np.stack(added, 1)[:, :, None]
+    return np.sqrt((vectors**2).sum(-1))
 
 
 def selected(weights: np.ndarray, heads: Sequence[int] | None, queries: Sequence[int] | None) -> np.ndarray:

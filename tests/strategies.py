@@ -6,7 +6,7 @@ They draw the structure and a seed; the numbers come from the seed, so examples 
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -128,7 +128,7 @@ def weights_wanted(draw: st.DrawFn, sizes: Sizes) -> WeightsWanted:
         chosen = st.lists(st.integers(0, count - 1), min_size=1, max_size=min(count, 6), unique=True)
         return draw(st.one_of(st.none(), chosen.map(tuple)))
 
-    forms: tuple[Literal["heads", "mean", "top_k"], ...] = ("heads", "mean", "top_k")
+    forms: tuple[Literal["heads", "mean", "top_k", "contributions"], ...] = ("heads", "mean", "top_k", "contributions")
     form = draw(st.sampled_from(forms))
     return WeightsWanted(
         form,
@@ -143,7 +143,7 @@ def weights_wanted(draw: st.DrawFn, sizes: Sizes) -> WeightsWanted:
 def calls(
     draw: st.DrawFn, spec: LayerSpec, *, dtype: torch.dtype = torch.float32, rows=lengths, max_masks: int = 2
 ) -> Drawn:
-    """Self- and cross-attention of one to three sequences, with random masks and weights wanted."""
+    """Self- and cross-attention of one to three sequences, with random masks and anything wanted beside the output."""
     batch, queries = draw(st.sampled_from([1, 1, 1, 2, 3])), draw(rows)
     is_self = spec.query_width == spec.key_width == spec.value_width and draw(st.booleans())
     keys, seed = queries if is_self else draw(rows), draw(seeds)
@@ -154,6 +154,19 @@ def calls(
             value = randn(batch, keys, spec.value_width, seed=seed + 2, dtype=dtype)
     sizes = Sizes(batch, spec.num_heads, queries, keys)
     masks = draw(masks_for(sizes, max_masks=max_masks))
-    wanted = draw(st.one_of(st.none(), weights_wanted(sizes)))
     query = randn(batch, queries, spec.query_width, seed=seed, dtype=dtype)
-    return Drawn(Call(query, key, value, engine_mask(masks, sizes), wanted), masks)
+    call = Call(query, key, value, engine_mask(masks, sizes))
+    return Drawn(call._replace(**draw(st.one_of(st.just({}), extras_wanted(sizes)))), masks)
+
+
+@st.composite
+def extras_wanted(draw: st.DrawFn, sizes: Sizes) -> dict[str, Any]:
+    """Fields of a call that ask for something beside its output."""
+    scores = dataclasses.replace(draw(weights_wanted(sizes)), form="heads", k=None)
+    fields = {
+        "weights": draw(weights_wanted(sizes)),
+        "scores": dataclasses.replace(scores, stage=draw(st.sampled_from(["scaled", "capped", "masked"]))),
+        "has_lse": True,
+        "has_entropy": True,
+    }
+    return {name: fields[name] for name in draw(st.sets(st.sampled_from(sorted(fields)), min_size=1))}

@@ -1,8 +1,8 @@
-"""Attention weights: the scores and weights of one sequence, block by block, and the selection that a call requests.
+"""Attention weights: the scores and weights of one sequence, block by block, and what a call requests of them.
 
-Legend: N heads, G key/value heads, L query rows, S key rows, R rows of a block, H head width, V value head width.
+Legend: N heads, G key/value heads, L query rows, S key rows, R rows of a block, H head width, V value head width, D out width.
 
-Invariants: Requesting weights or scores does not change the output (P2). Small sequences compute weights anyway; for others a
+Invariants: No request changes the output (P2). Small sequences compute weights anyway; for others a
 second pass computes them. The rows of a block never depend on the request, and on a CPU each head is a product of its own. So any
 selection of heads and rows equals the same slice of the full answer there, bit for bit. A few blocks are in memory at a time,
 however many there are. Scores are float32, or float64 for float64 heads.
@@ -13,12 +13,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from service.attention import top_k
-from service.attention.call import Stage, TopK, Weights, WeightsWanted
+from service.attention.call import AttentionCall, Call, Extras, Stage, TopK, Weights, WeightsWanted
 from service.attention.kernels import Heads, attend, is_small, safe_range, small_weights
 from service.attention.progress import stop_point
 
@@ -35,21 +35,28 @@ Places = torch.Tensor | slice
 Kernel = Callable[[Heads, torch.Tensor, float], torch.Tensor]
 
 
-def attend_with_weights(
-    heads: Heads, mask: torch.Tensor | None, scale: float, wanted: WeightsWanted | None, *, is_extreme: bool = False
-) -> tuple[torch.Tensor, Weights | None]:
-    """Return the result of `attend` for one sequence, and the weights if wanted: w_1NLS, w_1LS (form "mean") or TopK.
+def attend_with_extras(
+    heads: Heads,
+    mask: torch.Tensor | None,
+    scale: float,
+    asked: Call | None,
+    output_DK: torch.Tensor | None = None,
+    *,
+    is_extreme: bool = False,
+) -> tuple[torch.Tensor, Extras | None]:
+    """Return the result of `attend` for one sequence, and what a call asks beside it, with a B axis of 1.
 
     Weights are computed in float32 (float64 for float64 heads). Rows sum to 1, or are zero where the mask allows no key.
-    `is_extreme` says that values may be beyond `safe_range`.
+    `output_DK` is as in Values. `is_extreme` says that values may be beyond `safe_range`.
     """
     small = is_small(heads, mask, len(heads.q))
-    if wanted is not None and small:
+    if asked is not None and small:
         w_NLS = small_weights(heads, scale)
         o_NLV = torch.bmm(w_NLS, heads.v)  # first, because selecting the largest weights overwrites w_NLS
-        return o_NLV, selected(Scores(heads.q, heads.k, None, scale, weights=w_NLS), wanted)
+        source = Scores(heads.q, heads.k, None, scale, weights=w_NLS)
+        return o_NLV, extras(source, asked, Values(heads.v, output_DK))
     o_NLV = attend_extreme(heads, mask, scale) if is_extreme and not small else attend(heads, mask, scale)
-    return o_NLV, None if wanted is None else weights_alone(heads, mask, scale, wanted)
+    return o_NLV, None if asked is None else extras_alone(heads, mask, scale, asked, output_DK)
 
 
 def attend_extreme(heads: Heads, mask: torch.Tensor | None, scale: float, kernel: Kernel = attend) -> torch.Tensor:
@@ -76,10 +83,50 @@ def attend_extreme(heads: Heads, mask: torch.Tensor | None, scale: float, kernel
     return torch.where(is_row.unsqueeze(-1), Scores(q, k, mask, scale).attended(v, is_extreme=True), found)
 
 
-def weights_alone(heads: Heads, mask: torch.Tensor | None, scale: float, wanted: WeightsWanted) -> Weights:
-    """Return the weights of one sequence without its output."""
+def extras_alone(
+    heads: Heads, mask: torch.Tensor | None, scale: float, asked: Call, output_DK: torch.Tensor | None
+) -> Extras:
+    """Return what a call asks of one sequence without its output."""
     wide = torch.promote_types(heads.q.dtype, torch.float32)
-    return selected(Scores(heads.q.to(wide), heads.k.to(wide), mask, scale), wanted)
+    return extras(Scores(heads.q.to(wide), heads.k.to(wide), mask, scale), asked, Values(heads.v, output_DK))
+
+
+def extras(source: Scores, asked: Call | AttentionCall, values: Values) -> Extras:
+    """Return what a call asks of one sequence, on the CPU."""
+    # The entropy first, because selecting the largest weights overwrites those that are known.
+    entropy = source.entropies().to("cpu").unsqueeze(0) if asked.has_entropy else None
+    weights = None if asked.weights is None else selected(source, asked.weights, values)
+    scores = None if asked.scores is None else selected(source._replace(weights=None), asked.scores)
+    lse = source.log_sums().to("cpu").unsqueeze(0) if asked.has_lse else None
+    assert scores is None or isinstance(scores, torch.Tensor)
+    return Extras(weights, scores, lse, entropy)
+
+
+class Values(NamedTuple):
+    """The values v_GSV of one sequence, and the layer's output matrix [D, K] in any dtype: V columns belong to each head."""
+
+    v: torch.Tensor
+    output: torch.Tensor | None = None
+
+    def lengths(self, chosen: Sequence[int], num_heads: int) -> torch.Tensor:
+        """Return [N', S]: ‖v·W‖ of each key, where W is the head's part of the output matrix; ‖v‖ without one.
+
+        A weight times this length is what Kobayashi et al. 2020 ("Attention is Not Only a Weight") measure.
+        """
+        v, (groups, keys, width) = self.v, self.v.shape
+        wide = torch.promote_types(v.dtype, torch.float32)
+        found = torch.empty(len(chosen), keys, dtype=wide, device=v.device)
+        for place, head in zip(found, chosen, strict=True):
+            part, v_SV = None, v[head * groups // num_heads]
+            if self.output is not None:  # rounded as the layer has it, and aligned by the copy
+                columns = self.output[:, head * width : (head + 1) * width]
+                part = columns.to(v.device, v.dtype).to(wide, copy=True)
+            for block in blocks(keys, BLOCK_ROWS if v.device.type == "cpu" else GPU_BLOCK_ROWS):
+                added = v_SV[block].to(wide) if part is None else v_SV[block].to(wide) @ part.T
+                # In float64, in which no square overflows or vanishes.
+                place[block] = torch.linalg.vector_norm(added, dim=-1, dtype=torch.float64)
+                stop_point()
+        return found
 
 
 class Scores(NamedTuple):
@@ -131,6 +178,17 @@ class Scores(NamedTuple):
                 has_overflow = sums.isinf() if mask is None else sums.isinf() & ~_is_dead(mask)[..., 0]
                 found[list(some), block] = sums.masked_fill_(has_overflow, torch.nan)
         return found
+
+    def entropies(self) -> torch.Tensor:
+        """Return [N, L]: -Σ p·ln p over the weights of each row, in nats; 0 for a row that may attend to nothing."""
+        num_heads, queries, _ = self.shape
+        found = self.q.new_empty(num_heads, queries)
+        for block in blocks(queries, self.block_rows):
+            first = 0
+            for part in self.rows(range(num_heads), block):
+                found[first : first + len(part), block] = torch.special.entr(part).sum(-1)
+                first += len(part)
+        return found.add_(0.0)  # a weight of 1 gives -0.0
 
     def attended(self, v: torch.Tensor, *, is_extreme: bool = False) -> torch.Tensor:
         """Return softmax(scores)·v as o_NLV for v_GSV, by the definition.
@@ -219,15 +277,27 @@ def _masked(scores: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     return torch.where(mask == -torch.inf, -torch.inf, scores)
 
 
-def selected(source: Scores, wanted: WeightsWanted) -> Weights:
-    """Return the selected rows of one sequence's weights or scores, with a B axis of 1."""
+def _contributions(weights: Iterator[torch.Tensor], lengths_NS: torch.Tensor | None) -> Iterator[torch.Tensor]:
+    """Yield the weights of consecutive heads, times the lengths if there are any; a weight of 0 gives 0, whatever the length."""
+    first = 0
+    for w_NRS in weights:
+        some = slice(first, first + len(w_NRS))
+        yield w_NRS if lengths_NS is None else torch.where(w_NRS == 0, 0.0, w_NRS * lengths_NS[some, None])
+        first = some.stop
+
+
+def selected(source: Scores, wanted: WeightsWanted, values: Values | None = None) -> Weights:
+    """Return the selected rows of one sequence's weights or scores, with a B axis of 1; contributions need its values."""
     num_heads, queries, keys = source.shape
     chosen: Sequence[int] = range(num_heads) if wanted.heads is None else wanted.heads
     if wanted.form == "mean":
         chosen = sorted(chosen)  # so that the mean's bits do not depend on the order of the request
+    lengths = values.lengths(chosen, num_heads) if values is not None and wanted.form == "contributions" else None
+    has_table = wanted.form in ("heads", "contributions")
     is_one_block = queries <= source.block_rows and len(chosen) * queries * keys <= MAX_CELLS
-    if wanted.form == "heads" and wanted.queries is None and (is_one_block or source.weights is not None):
-        return next(source.rows(chosen, slice(0, queries), wanted.stage)).to("cpu", wanted.dtype).unsqueeze(0)
+    if has_table and wanted.queries is None and (is_one_block or source.weights is not None):
+        whole = next(_contributions(source.rows(chosen, slice(0, queries), wanted.stage), lengths))
+        return whole.to("cpu", wanted.dtype).unsqueeze(0)
     num_rows = queries if wanted.queries is None else len(wanted.queries)
     lead = (1, num_rows) if wanted.form == "mean" else (1, len(chosen), num_rows)
     k = keys if wanted.k is None else wanted.k
@@ -235,7 +305,7 @@ def selected(source: Scores, wanted: WeightsWanted) -> Weights:
     if wanted.form == "top_k":
         answer += [torch.empty(*lead, k, dtype=torch.int32), torch.empty(*lead, dtype=wanted.dtype)]
     for block, places, rows in _requested_blocks(queries, source.block_rows, wanted.queries):
-        parts = source.rows(chosen, block, wanted.stage)
+        parts = _contributions(source.rows(chosen, block, wanted.stage), lengths)
         if wanted.form == "mean":
             answer[0][0, places] = _mean(parts, len(chosen))[rows].to("cpu", wanted.dtype)
             continue
@@ -244,8 +314,8 @@ def selected(source: Scores, wanted: WeightsWanted) -> Weights:
             heads = slice(first, first + len(part))
             w_NRS = part[:, rows]
             found = (w_NRS,) if wanted.k is None else top_k.largest(w_NRS, wanted.k)
-            for whole, new in zip(answer, found, strict=True):
-                whole[0, heads, places] = new.to("cpu", whole.dtype)
+            for place, new in zip(answer, found, strict=True):
+                place[0, heads, places] = new.to("cpu", place.dtype)
             first = heads.stop
     return TopK(*answer) if wanted.form == "top_k" else answer[0]
 
@@ -282,10 +352,12 @@ def _mean(parts: Iterable[torch.Tensor], num_heads: int) -> torch.Tensor:
     return total.div_(num_heads)
 
 
-def joined(parts: Sequence[Weights]) -> Weights:
-    """Join weights along their B axis; a single part is not copied."""
-    if len(parts) == 1:
-        return parts[0]
+def joined(parts: Sequence[Extras]) -> Extras:
+    """Join what the sequences of one call give along their B axis; a single part is not copied."""
+    return parts[0] if len(parts) == 1 else Extras(*(_joined(found) for found in zip(*parts, strict=True)))
+
+
+def _joined(parts: Sequence[Any]) -> Any:
     if isinstance(parts[0], TopK):
         return TopK(*map(torch.cat, zip(*parts, strict=True)))
-    return torch.cat([part for part in parts if isinstance(part, torch.Tensor)])
+    return None if parts[0] is None else torch.cat(list(parts))

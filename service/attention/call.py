@@ -47,6 +47,11 @@ class Call(NamedTuple):
     has_entropy: bool = False
 
     @property
+    def asks_more(self) -> bool:
+        """Whether the call requests anything beside its output."""
+        return self.weights is not None or self.scores is not None or self.has_lse or self.has_entropy
+
+    @property
     def is_self_attention(self) -> bool:
         return self.key is None and self.value is None
 
@@ -108,6 +113,15 @@ class TopK(NamedTuple):
 
 
 Weights = torch.Tensor | TopK
+
+
+class Extras(NamedTuple):
+    """What a call requests beside its output, as in an Answer; None for what it does not request."""
+
+    weights: Weights | None = None
+    scores: torch.Tensor | None = None
+    lse: torch.Tensor | None = None
+    entropy: torch.Tensor | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 
 from service.attention import kernels, projection
-from service.attention.attention_weights import attend_with_weights, joined, weights_alone
-from service.attention.call import Answer, Call, Weights
+from service.attention.attention_weights import attend_with_extras, extras_alone, joined
+from service.attention.call import Answer, Call, Extras
 from service.attention.kernels import Heads
 from service.attention.masks import lowered_on
 from service.attention.progress import note_filler, stop_point
@@ -62,6 +62,8 @@ class Layer:
         """Row counts that packed products may have, largest first; the self-check may leave out the smallest."""
         self._inputs, self._fused = self._input_projections(moved)
         self._output = self._packed(projection.side_by_side(moved, ["output"])) if spec.has_output else None
+        # For contributions. The stored matrix is in memory anyway, for the layer in other dtypes.
+        self._output_DK = self._output.weight if isinstance(self._output, Plain) else tensors.get("output.weight")
         self._appended = _extra_columns(spec, moved)
         self._safe_input = _safe_input(spec, moved, dtype)
         self._like = torch.empty(0, dtype=dtype, device=device)
@@ -130,7 +132,7 @@ class Layer:
         if not (self._has_one_input_width and call.is_self_attention):
             return CROSS, 0
         length = call.query.shape[1]
-        is_plain = call.mask is None and (call.weights is None or self._takes_any_lengths)
+        is_plain = call.mask is None and (self._takes_any_lengths or not call.asks_more)
         return (SHARED, length) if is_plain and may_share(length) and not self._is_extreme(call) else (SELF, 0)
 
     def _is_extreme(self, call: Call) -> bool:
@@ -159,11 +161,14 @@ class Layer:
             self._rows_with_filler(tokens, int(self._output is not None)), projection.padded_width(width)
         )
         projection.fill(context_RK, tokens, width)
-        weights = self._attend_all(calls, sort_keys, context_RK[:tokens, :width])
+        extras = self._attend_all(calls, sort_keys, context_RK[:tokens, :width])
         output = context_RK[:, :width] if self._output is None else self._output(context_RK, self.least_rows)
         output = output.to("cpu")  # in one copy
-        parts = zip(calls, projection.split(output, shapes), weights, strict=True)
-        return [Answer(part.to(call.query), found) for call, part, found in parts]
+        parts = zip(calls, projection.split(output, shapes), extras, strict=True)
+        return [
+            Answer(part.to(call.query)) if found is None else Answer(part.to(call.query), *found)
+            for call, part, found in parts
+        ]
 
     def _rows_with_filler(self, tokens: int, num_products: int) -> int:
         """Round the row count up; the difference counts as filler of the batch, once for each product."""
@@ -173,30 +178,28 @@ class Layer:
 
     def _attend_all(
         self, calls: Sequence[Call], sort_keys: Sequence[tuple[int, int]], context_TD: torch.Tensor
-    ) -> list[Weights | None]:
-        """Write the heads' output of all sequences, in order; return the weights that each call requests."""
+    ) -> list[Extras | None]:
+        """Write the heads' output of all sequences, in order; return what each call requests beside it."""
         num_shared, num_self = (sum(kind <= last for kind, _ in sort_keys) for last in (SHARED, SELF))
-        weights: list[Weights | None] = []
+        extras: list[Extras | None] = []
         views: list[Heads] = []
         row = 0  # of the first sequence that shares no call
         if num_self:
             columns = self._project_self([call.query for call in calls[:num_self]])
-            row, weights = self._attend_shared(calls[:num_shared], columns, context_TD)
+            row, extras = self._attend_shared(calls[:num_shared], columns, context_TD)
             if num_shared == len(calls):
-                return weights
+                return extras
             lengths = _lengths([call.query for call in calls[num_shared:num_self]])
             views += self._split_heads([x_RD[row:] for x_RD in columns], [lengths] * 3)
         views += self._project_cross(calls[num_self:])
         outputs = _head_views(context_TD[row:], self.spec.num_heads, [heads.q.shape[1] for heads in views])
         each = zip(views, outputs, strict=True)
-        return weights + [
-            self._attend(call, itertools.islice(each, call.query.shape[0])) for call in calls[num_shared:]
-        ]
+        return extras + [self._attend(call, itertools.islice(each, call.query.shape[0])) for call in calls[num_shared:]]
 
     def _attend_shared(
         self, calls: Sequence[Call], columns: Sequence[torch.Tensor], context_TD: torch.Tensor
-    ) -> tuple[int, list[Weights | None]]:
-        """Write the heads' output of calls of kind SHARED, in order; return the number of their rows and their weights."""
+    ) -> tuple[int, list[Extras | None]]:
+        """Write the heads' output of calls of kind SHARED, in order; return the number of their rows, and their extras."""
         num_heads, scale, row = self.spec.num_heads, self.spec.scale, 0
         if calls and self._takes_any_lengths:
             return self._attend_any_lengths(calls, columns, context_TD)
@@ -208,21 +211,21 @@ class Layer:
 
     def _attend_any_lengths(
         self, calls: Sequence[Call], columns: Sequence[torch.Tensor], context_TD: torch.Tensor
-    ) -> tuple[int, list[Weights | None]]:
+    ) -> tuple[int, list[Extras | None]]:
         """Do the same on a GPU in one launch for all lengths, and one product and softmax for the weights of a sequence."""
         lengths = _lengths([call.query for call in calls])
         rows, scale = sum(lengths), self.spec.scale
         heads = Heads(*(x_RD[:rows].view(rows, self.spec.num_heads, self.spec.head_width) for x_RD in columns))
         context_TD[:rows].copy_(kernels.attend_any_lengths(heads, lengths, lengths, scale).flatten(1))
-        if all(call.weights is None for call in calls):
+        if not any(call.asks_more for call in calls):
             return rows, [None] * len(calls)
         views = iter(self._split_heads(columns, [lengths] * 3))
-        weights: list[Weights | None] = []
+        extras: list[Extras | None] = []
         for call in calls:
             own = list(itertools.islice(views, call.query.shape[0]))
-            wanted = call.weights
-            weights.append(None if wanted is None else joined([weights_alone(one, None, scale, wanted) for one in own]))
-        return rows, weights
+            found = [extras_alone(one, None, scale, call, self._output_DK) for one in own if call.asks_more]
+            extras.append(joined(found) if found else None)
+        return rows, extras
 
     def _project_self(self, parts: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Return q [R, N·H], k [R, G·H] and v [R, G·V] of the same rows: those of self-attention."""
@@ -254,17 +257,17 @@ class Layer:
         counts = (self.spec.num_heads, self.spec.num_kv_heads, self.spec.num_kv_heads)
         return list(itertools.starmap(Heads, zip(*map(_head_views, columns, counts, lengths), strict=True)))
 
-    def _attend(self, call: Call, sequences: Iterable[tuple[Heads, torch.Tensor]]) -> Weights | None:
-        """Write the heads' output of each sequence of one call to its view o_NLV; return the requested weights."""
+    def _attend(self, call: Call, sequences: Iterable[tuple[Heads, torch.Tensor]]) -> Extras | None:
+        """Write the heads' output of each sequence of one call to its view o_NLV; return what it requests beside it."""
         found = []
-        is_extreme = self._is_extreme(call)
+        is_extreme, asked = self._is_extreme(call), call if call.asks_more else None
         for b, (views, output) in enumerate(sequences):
             mask = lowered_on(call.mask, b, self._like, self.spec.extra_keys)
             heads, scale = self._kernel_heads(views), self.spec.scale
-            context, weights = attend_with_weights(heads, mask, scale, call.weights, is_extreme=is_extreme)
+            context, extras = attend_with_extras(heads, mask, scale, asked, self._output_DK, is_extreme=is_extreme)
             # A weight of 0 times a negative value gives -0.0, to which adding 0 gives 0.
             output.copy_(context) if mask is None else torch.add(context, 0.0, out=output)
-            found += [] if weights is None else [weights]
+            found += [] if extras is None else [extras]
             stop_point()
         return joined(found) if found else None
 
@@ -337,5 +340,5 @@ def _extra_columns(spec: LayerSpec, tensors: Mapping[str, torch.Tensor]) -> list
 
 def _joined(answers: Sequence[Answer]) -> Answer:
     """Join answers of single sequences into one; the inverse of `Call.sequences`."""
-    weights = [answer.weights for answer in answers if answer.weights is not None]
-    return Answer(torch.cat([answer.output for answer in answers]), joined(weights) if weights else None)
+    parts = [Extras(answer.weights, answer.scores, answer.lse, answer.entropy) for answer in answers]
+    return Answer(torch.cat([answer.output for answer in answers]), *joined(parts))

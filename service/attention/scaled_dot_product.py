@@ -3,8 +3,8 @@
 Legend: N heads, G key/value heads, L query rows, S key rows, P of them past, H head width, V value head width.
 
 Invariants: Each sequence is computed alone, in fresh aligned memory, so its bits depend on the call alone (P1). Its shape,
-softcap, sinks and head widths choose the kernel, and behind a mask values near the end of the dtype's range; weights, scores,
-log-sum-exp and present do not (P2). No key or value head is copied for the query heads that share it.
+softcap, sinks and head widths choose the kernel, and behind a mask values near the end of the dtype's range; what is requested
+beside the output does not (P2). No key or value head is copied for the query heads that share it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import torch
 
 from service.attention import kernels
-from service.attention.attention_weights import Scores, attend_extreme, joined, selected
-from service.attention.call import Answer, AttentionCall, Weights
+from service.attention.attention_weights import Scores, Values, attend_extreme, extras, joined
+from service.attention.call import Answer, AttentionCall, Extras
 from service.attention.kernels import Heads
 from service.attention.masks import lowered_on
 from service.attention.progress import stop_point
@@ -40,9 +40,7 @@ class ScaledDotProduct:
         outputs = _empty_output(call)
         most = torch.finfo(self.dtype).max  # a float64 sink beyond float32 would be infinite, and its row NaN
         sinks = None if call.sinks is None else call.sinks.to(self._like).clamp(-most, most)
-        weights: list[Weights] = []
-        scores: list[Weights] = []
-        sums: list[torch.Tensor] = []
+        found: list[Extras] = []
         is_extreme = not self._is_within_safe_range(call)
         for sequence, output in enumerate(outputs):
             heads = self._heads(call, sequence)
@@ -51,18 +49,11 @@ class ScaledDotProduct:
             output.copy_(_attended(call, source, heads.v, is_extreme=is_extreme))
             if mask is not None:
                 output.add_(0.0)  # a weight of 0 times a negative value gives -0.0
-            if call.weights is not None:
-                weights.append(selected(source, call.weights))
-            if call.scores is not None:
-                scores.append(selected(source, call.scores))
-            if call.has_lse:
-                sums.append(source.log_sums().to("cpu"))
+            found.append(extras(source, call, Values(heads.v)))
             stop_point()
         return Answer(
             outputs,
-            weights=joined(weights) if weights else None,
-            scores=torch.cat([part for part in scores if isinstance(part, torch.Tensor)]) if scores else None,
-            lse=torch.stack(sums) if sums else None,
+            *joined(found),
             present_key=_present(call.past_key, call.key) if call.has_present else None,
             present_value=_present(call.past_value, call.value) if call.has_present else None,
         )

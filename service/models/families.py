@@ -63,7 +63,7 @@ _BERT = EncoderFamily(
         "norm": "output.LayerNorm",
     },
 )
-FAMILIES = (
+ENCODERS = (
     _BERT,
     dataclasses.replace(_BERT, name="roberta", models=("roberta", "xlm-roberta", "camembert"), has_offset=True),
     dataclasses.replace(_BERT, name="electra", models=("electra",), is_projected=True),
@@ -83,4 +83,4 @@ FAMILIES = (
         has_types=False,
     ),
 )
-BY_MODEL = {model: family for family in FAMILIES for model in family.models}
+BY_MODEL = {model: family for family in ENCODERS for model in family.models}

@@ -29,7 +29,7 @@ from service.layers.safetensors_file import FILE_DTYPES, Header, parse_object, r
 from service.layers.store import MAX_SOURCE, NAME, check_name, check_shapes, digest_of
 from service.layers.wording import about, quoted, translated
 
-SUFFIX = ".model"
+MODEL_SUFFIX = ".model"
 FORMAT_VERSION = 1
 MAX_MODEL_HEADER_BYTES = 2**20  # 24 layers have 30 KiB
 TOKENIZER = "tokenizer"
@@ -187,7 +187,7 @@ class ModelStore:
 
     @property
     def _files(self) -> Directory:
-        return Directory(self.directory, SUFFIX, self.max_bytes)
+        return Directory(self.directory, MODEL_SUFFIX, self.max_bytes)
 
     @contextlib.contextmanager
     def _opened(self, name: str) -> Iterator[tuple[io.BufferedReader, Header, ModelAbout]]:

@@ -412,7 +412,8 @@ class _Reader:
         self.num_lists += num_lists
         self.num_numbers += num_values
         self._num_slow += num_values
-        if num_lists == 1 and (kinds == {str} or len(whole) <= (_MAX_OFFSETS if kinds == {int} else _SHORT)):
+        are_texts = kinds == {str} and "-inf" not in whole
+        if num_lists == 1 and (are_texts or len(whole) <= (_MAX_OFFSETS if kinds == {int} else _SHORT)):
             return whole  # type: ignore[return-value]  # scalars of JSON
         return nested_numbers(whole) if self.num_numbers <= self._max_numbers else []
 

@@ -48,10 +48,10 @@ EncodingField = Annotated[
 class TextRequest(StrictModel):
     """One sequence: a text, a pair of texts, or tokens."""
 
-    text: str | None = Field(default=None, description=f"of at most {MAX_TEXT:,} characters")
+    text: str | None = Field(default=None, description=f"at most {MAX_TEXT:,} characters; default: tokens")
     text_pair: str | None = Field(default=None, description="the second text of a pair; default: none")
     tokens: list[str] | None = Field(
-        default=None, description="instead of text: strings of the vocabulary, and no others"
+        default=None, description="strings of the vocabulary, to which nothing is added; default: those of text"
     )
     encoding: EncodingField = None
 
@@ -74,12 +74,15 @@ class StatesRequest(TextRequest):
     layers: Indices = Field(description="n is in front of layer n, the number of layers is behind the last; each once")
 
 
+Span = Annotated[list[int], Field(min_length=2, max_length=2)]
+
+
 class Token(BaseModel):
     """`text` can be sent back in `tokens`; offsets and sequence are null for special tokens, and if tokens were sent."""
 
     text: str = Field(description="the string of the vocabulary")
     id: int = Field(description="its row in the vocabulary")
-    offsets: tuple[int, int] | None = Field(description="begin and end in Unicode code points")
+    offsets: Span | None = Field(description="begin and end in Unicode code points")
     sequence: int | None = Field(description="0 in text, 1 in text_pair")
 
 

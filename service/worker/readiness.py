@@ -134,10 +134,10 @@ class Readiness:
         A model that has answered nothing for too long is released: the next request reads and checks it again.
         """
         layers = () if self.registry.catalog is None else self.registry.catalog.models()
-        models = self.models.in_use()
-        for model in models:
+        for model in self.models.in_use():
             if self.telemetry.seconds_since_answer(model.name) > self._stale_s:
                 self.models.release(model.about.name)
+        models = self.models.in_use()
         due = [one for one in (*layers, *models) if self.telemetry.seconds_since_answer(one.name) >= self.probe_s]
         await asyncio.gather(*map(self._probe_layer, due))
 

@@ -62,6 +62,7 @@ async def test_the_page_says_what_this_is_and_under_which_licence(service):
 
 OPERATION_IDS = """
     healthz readyz metrics list_layers get_layer put_layer delete_layer attend attention infer infer_version server_metadata
+    list_models get_model attend_text states
     server_live server_ready repository_index all_model_stats model_metadata model_metadata_version model_ready
     model_ready_version model_config model_config_version model_stats model_stats_version
 """

@@ -20,7 +20,7 @@ CODES: dict[int, set[str]] = {
     400: {"bad_json", "json_too_deep", "duplicate_key", "bad_encoding", "bad_binary", "bad_request"},
     401: {"unauthorized"},
     403: {"forbidden"},
-    404: {"layer_not_found", "not_found"},
+    404: {"layer_not_found", "model_not_found", "not_found"},
     405: {"method_not_allowed"},
     406: {"not_acceptable"},
     408: {"client_timeout"},

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from fastapi import FastAPI
@@ -19,7 +19,16 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from service.api.attend_route import ATTENTION_ROUTE, BODY_CODINGS, INFER_CODINGS, INFER_ROUTES, ROUTE
-from service.api.openapi.examples import attend_examples, attention_examples, error_examples, infer_examples
+from service.api.model_routes import MODEL_ROUTES
+from service.api.openapi.examples import (
+    MODEL,
+    attend_examples,
+    attention_examples,
+    error_examples,
+    infer_examples,
+    model_examples,
+    states_examples,
+)
 from service.api.problems import is_inference, problem_responses
 from service.api.reply import JSON, OCTET_STREAM, SAFETENSORS
 from service.attention.spec import LayerSpec
@@ -27,6 +36,7 @@ from service.wire.answer import Answer, AttentionAnswer
 from service.wire.attend_request import AttendRequest
 from service.wire.attention_request import AttentionRequest
 from service.wire.inference_codec import VERSION, InferAnswer, InferenceError, InferRequest
+from service.wire.model_request import ModelAnswer, ModelAttendRequest, StatesAnswer, StatesRequest
 from service.wire.schemas import Problem
 
 _REF = "#/components/schemas/{model}"
@@ -44,6 +54,7 @@ _KEY_SCHEMES = {
 }
 _TAGS = {
     "layers": "Multi-head attention through a stored layer, and what the served layers are.",
+    "models": "Text in, attention and hidden states out: encoders of the BERT family over the served layers.",
     "attention": "Attention on your own query, key and value, without a layer.",
     "admin": "Load and unload layers; it needs a key with the role admin.",
     "operations": "Health, readiness and metrics.",
@@ -79,9 +90,35 @@ _INFER_DESCRIPTION = (
     "`past_value` and `sinks`, the parameters `scale`, `softcap`, `scores`, `lse` and `present`, and outputs of those names "
     "(`present_key`, `present_value`)."
 )
-_REQUESTS: tuple[type[BaseModel], ...] = (AttendRequest, AttentionRequest, InferRequest)
-_ANSWERS: tuple[type[BaseModel], ...] = (Answer, AttentionAnswer, InferAnswer, Problem, InferenceError)
-_HOT = (ROUTE, ATTENTION_ROUTE, *INFER_ROUTES)
+_MODEL_DESCRIPTION = (
+    "Attention of one layer on a text, or on a pair of texts: the layer attends on the hidden states that the unmasked model has "
+    "in front of it. Instead of text, `tokens` are strings of the vocabulary, to which nothing is added. Masks, weights and the "
+    "other fields mean what they mean on the layer's own route, with as many query rows and keys as tokens, and so does the "
+    "answer, which also has the `tokens`. The first request reads and checks the model, which takes seconds.\n\n"
+    "The answer is JSON, or safetensors if `Accept` requests it. Output and states are float32. The text is never logged."
+)
+_STATES_DESCRIPTION = (
+    "The hidden states of a text: state n is in front of layer n, and the last is behind the last layer. As the `query` of a "
+    "layer's own route they give the bits that the model's attend route gives. The answer is JSON, or safetensors if `Accept` "
+    "requests it."
+)
+_REQUESTS: tuple[type[BaseModel], ...] = (
+    AttendRequest,
+    AttentionRequest,
+    InferRequest,
+    ModelAttendRequest,
+    StatesRequest,
+)
+_ANSWERS: tuple[type[BaseModel], ...] = (
+    Answer,
+    AttentionAnswer,
+    InferAnswer,
+    ModelAnswer,
+    StatesAnswer,
+    Problem,
+    InferenceError,
+)
+_HOT = (ROUTE, ATTENTION_ROUTE, *INFER_ROUTES, *MODEL_ROUTES)
 _TEXT, _COUNT = {"type": "string"}, {"type": "integer", "minimum": 0}
 _ANY = ("X-Request-ID", "traceparent", "tracestate")
 _FRAMED = "Inference-Header-Content-Length"
@@ -158,7 +195,7 @@ def _complete(operation: dict[str, Any], path: str, layer: str | None, *, needs_
     parameters = {parameter["name"]: parameter for parameter in operation.get("parameters", [])}
     for name in re.findall(r"{(\w+)}", path):
         parameters.setdefault(name, {"name": name, "in": "path", "required": True, "schema": {"type": "string"}})
-        if example := {"version": VERSION, "layer": layer}.get(name):
+        if example := {"version": VERSION, "layer": layer, "model": MODEL}.get(name):
             parameters[name]["example"] = example
     operation["parameters"] = [*parameters.values(), *_headers_read(path)]
     responses = operation["responses"]
@@ -204,8 +241,26 @@ def _hot_paths(spec: LayerSpec | None) -> dict[str, dict[str, Any]]:
         "requestBody": {"required": True, "content": _content("InferRequest", OCTET_STREAM, for_model)},
         "responses": _success("the model's outputs", "InferAnswer", OCTET_STREAM),
     }
-    operations = (attend, attention, infer, infer | {"operationId": "infer_version"})
+    operations = (attend, attention, infer, infer | {"operationId": "infer_version"}, *_model_operations())
     return {path: {"post": operation} for path, operation in zip(_HOT, operations, strict=True)}
+
+
+def _model_operations() -> Iterator[dict[str, Any]]:
+    """Yield the operations of models' hot routes; their bodies are JSON only."""
+    for name, summary, words, asked, answer, examples in (
+        ("attend_text", "Attend to a text: one layer of a model", _MODEL_DESCRIPTION, "ModelAttendRequest", "ModelAnswer",
+         model_examples()),
+        ("states", "Hidden states of a text", _STATES_DESCRIPTION, "StatesRequest", "StatesAnswer", states_examples()),
+    ):  # fmt: skip
+        as_json = {"schema": {"$ref": _REF.format(model=asked)}, "examples": examples}
+        yield {
+            "tags": ["models"],
+            "summary": summary,
+            "description": words,
+            "operationId": name,
+            "requestBody": {"required": True, "content": {JSON.decode("ascii"): as_json}},
+            "responses": _success("the model's answer", answer, SAFETENSORS),
+        }
 
 
 def _success(meaning: str, model: str, binary: bytes) -> dict[str, Any]:

@@ -155,6 +155,43 @@ def _base64(rows: list[list[float]]) -> Body:
     return {"dtype": "float32", "shape": [len(rows), len(rows[0])], "data": data}
 
 
+MODEL = "minilm"
+"""The model of the examples, which `make run` serves."""
+_SENTENCE = "The animal didn't cross the street because it was too tired."
+
+
+def model_examples() -> Body:
+    asked = {"text": _SENTENCE, "layer": 3}
+    return {
+        "text": _example("Which words the heads of layer 3 look at", {**asked, "weights": "heads"}),
+        "pair": _example(
+            "A pair of texts, and the entropy of each head's rows",
+            {"text": "Who was tired?", "text_pair": _SENTENCE, "layer": 0, "entropy": True},
+        ),
+        "tokens": _example(
+            "Tokens of the vocabulary, and no looking ahead",
+            {"tokens": ["the", "animal", "was", "tired"], "layer": 0, "masks": [{"kind": "causal"}], "weights": "mean"},
+        ),
+        **_text_errors({"layer": 0}, {"layer": 99}),
+    }
+
+
+def states_examples() -> Body:
+    return {
+        "text": _example("In front of the first layer and behind it", {"text": _SENTENCE, "layers": [0, 1]}),
+        "base64": _example("As base64", {"text": _SENTENCE, "layers": [2], "encoding": "base64"}),
+        **_text_errors({"layers": [0]}, {"layers": [0, 0]}),
+    }
+
+
+def _text_errors(one: Body, wrong: Body) -> Body:
+    bodies = {
+        "invalid": ("layers that the model does not have", {"text": _SENTENCE, **wrong}),
+        "unknown_field": ("a field of another service", {"inputs": _SENTENCE, **one}),
+    }
+    return {code: _example(f"Error {code}: {words}", body) for code, (words, body) in bodies.items()}
+
+
 def infer_examples(spec: LayerSpec) -> Body:
     inputs = [
         {"name": name, "datatype": "FP32", "shape": [1, 3, width], "data": [_rows(3, width)]}
@@ -185,6 +222,7 @@ _TEXTS: dict[type[ServiceError], str] = {
     errors.Unauthorized: "this route needs a key: Authorization: Bearer <key>, or X-API-Key: <key>",
     errors.Forbidden: "this route needs a key with the role admin",
     errors.LayerNotFound: "no layer of that name is served; GET /v1/layers lists them",
+    errors.ModelNotFound: "no model of that name is in the layer directory; GET /v1/models lists them",
     errors.RouteNotFound: "nothing is served at that path; GET /openapi.json lists what is",
     errors.NotAcceptable: "Accept must allow application/json or application/vnd.safetensors",
     errors.ClientTimeout: "the body did not arrive within 30 s",

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.attention import kernels
-from service.attention.attention_weights import BLOCK_ROWS, attend_with_weights
+from service.attention.attention_weights import BLOCK_ROWS, attend_with_extras
 from service.attention.call import Call, TopK, WeightsWanted
 from service.attention.kernels import Heads
 from service.attention.masks import Sizes
@@ -36,10 +36,15 @@ heads_wanted = WeightsWanted("heads")
 
 
 def attention_weights(heads, mask, scale, wanted: WeightsWanted):
-    """The weights that `attend_with_weights` returns beside the output, without the B axis."""
-    found = attend_with_weights(heads, mask, scale, wanted)[1]
+    """The weights that `attend_with_extras` returns beside the output, without the B axis."""
+    matrix = randn(5, len(heads.v) * heads.v.shape[2], seed=9)
+    found = attend_with_extras(heads, mask, scale, asking(wanted), matrix)[1].weights
     assert found is not None
     return TopK(*(part[0] for part in found)) if isinstance(found, TopK) else found[0]
+
+
+def asking(wanted: WeightsWanted) -> Call:
+    return Call(torch.empty(0), weights=wanted)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -57,7 +62,8 @@ def test_a_selection_is_bit_for_bit_the_slice_of_the_full_answer(dtype, threads)
         heads = random_heads(sizes, dtype, seed)
         wanted = data.draw(weights_wanted(sizes))
         exact = torch.promote_types(dtype, torch.float32)
-        full = attention_weights(heads, mask, 0.3, WeightsWanted("heads", dtype=exact))
+        form = "contributions" if wanted.form == "contributions" else "heads"
+        full = attention_weights(heads, mask, 0.3, WeightsWanted(form, dtype=exact))
         assert isinstance(full, torch.Tensor)
         found = attention_weights(heads, mask, 0.3, dataclasses.replace(wanted, dtype=exact))
         assert same_weights(found, sliced(full, wanted))
@@ -73,7 +79,7 @@ def sliced(full: torch.Tensor, wanted: WeightsWanted):
     """Return what `wanted` selects, by plain indexing of all weights [N, L, S]."""
     chosen = list(range(len(full)) if wanted.heads is None else wanted.heads)
     rows = list(range(full.shape[1]) if wanted.queries is None else wanted.queries)
-    if wanted.form == "heads":
+    if wanted.form in ("heads", "contributions"):
         return full[chosen][:, rows]
     if wanted.form == "mean":
         total = torch.zeros_like(full[0])
@@ -112,9 +118,9 @@ def test_output_and_weights_together_equal_each_alone(dtype, threads):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(kernels, "MAX_SMALL_SCORES", data.draw(st.sampled_from([600, kernels.MAX_SMALL_SCORES])))
             alone = kernels.attend(heads, mask, 0.3).clone()
-            output, weights = attend_with_weights(heads, mask, 0.3, wanted)
+            output, found = attend_with_extras(heads, mask, 0.3, asking(wanted))
             assert same_bits(output, alone)
-            assert same_weights(weights, attend_with_weights(heads, mask, 0.3, wanted)[1])
+            assert same_weights(found.weights, attend_with_extras(heads, mask, 0.3, asking(wanted))[1].weights)
 
     with torch_threads(threads):
         check()

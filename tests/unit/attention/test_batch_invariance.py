@@ -19,7 +19,7 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 from service.attention import layer as layer_module
-from service.attention.call import Call, WeightsWanted
+from service.attention.call import Answer, Call, WeightsWanted
 from service.attention.engine import EngineOptions
 from service.attention.layer import Layer
 from service.attention.masks import CombinedMask, Sizes, causal, lengths
@@ -40,7 +40,7 @@ from tests.attention_fixtures import (
     settled,
     torch_threads,
 )
-from tests.strategies import calls, seeds, specs, weights_wanted
+from tests.strategies import calls, extras_wanted, seeds, specs
 
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
@@ -165,8 +165,8 @@ def test_passes_keep_the_order_and_are_few_and_of_similar_size(rows):
 
 @every_dtype
 @few_and_many_draws
-def test_requesting_weights_never_changes_a_bit_of_the_output(dtype, threads, times):
-    """P2, for every form and selection, in a batch with another call."""
+def test_no_request_changes_a_bit_of_the_output(dtype, threads, times):
+    """P2, for weights of every form and selection, scores, lse and entropy, in a batch with another call."""
 
     @settings(max_examples=15 * times)
     @given(st.data())
@@ -176,11 +176,10 @@ def test_requesting_weights_never_changes_a_bit_of_the_output(dtype, threads, ti
         call, other = (data.draw(calls(spec, dtype=query_dtype)).call for _ in range(2))
         sizes = Sizes(call.query.shape[0], spec.num_heads, call.query.shape[1], call.source.shape[1])
         layer = make_layer(spec, dtype, seed=data.draw(seeds))
-        plain = layer.forward([call._replace(weights=None), other])[0]
-        asked = layer.forward([call._replace(weights=data.draw(weights_wanted(sizes))), other])[0]
-        assert plain.weights is None
-        assert asked.weights is not None
-        assert same_bits(plain.output, asked.output)
+        bare = Call(call.query, call.key, call.value, call.mask)
+        plain = layer.forward([bare, other])[0]
+        asked = bare._replace(**data.draw(extras_wanted(sizes)))
+        assert same_answers(plain, Answer(layer.forward([asked, other])[0].output))
 
     with torch_threads(threads):
         check()

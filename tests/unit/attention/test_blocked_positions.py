@@ -31,6 +31,7 @@ from tests.attention_fixtures import (
 from tests.strategies import masks_for, seeds
 
 WEIGHTS = WeightsWanted("heads", dtype=torch.float64)
+CONTRIBUTIONS = dataclasses.replace(WEIGHTS, form="contributions")
 MASKED = dataclasses.replace(WEIGHTS, stage="masked")
 # Powers of a dtype's largest value: the product of two halves overflows, and so does the sum of a few of the largest.
 POWERS = (0.1, 0.3, 0.45, 0.5, 0.75, 0.99, 1.0)
@@ -76,8 +77,8 @@ class Drawn:
         key = key.repeat_interleave(call.query.shape[1] // key.shape[1], 1)
         return (call.query.double().abs() @ key.abs().mT * abs(call.scale)).numpy()
 
-    def answer(self) -> Answer:
-        call = self.call._replace(weights=WEIGHTS, scores=MASKED, has_lse=True)
+    def answer(self, weights: WeightsWanted = WEIGHTS) -> Answer:
+        call = self.call._replace(weights=weights, scores=MASKED, has_lse=True, has_entropy=True)
         return ScaledDotProduct(dtype=self.dtype, device=DEVICE).forward([call])[0]
 
     def with_other_keys(self, sequence: int, head: int, keys: np.ndarray) -> Drawn:
@@ -124,9 +125,10 @@ def test_what_a_blocked_key_holds_changes_no_bit_of_a_row(data, drawn):
     past = keys - drawn.call.key.shape[2]
     at = data.draw(st.tuples(*(st.integers(0, size - 1) for size in (b, n, rows))))
     other = drawn.with_other_keys(at[0], at[1], ~drawn.allowed[at][past:])
-    for field in ("output", "weights", "scores", "lse"):
-        one, two = (getattr(found, field)[at] for found in (drawn.answer(), other.answer()))
-        assert same_bits(one, two), (field, one, two)
+    for wanted, field in ((WEIGHTS, "output weights scores lse entropy"), (CONTRIBUTIONS, "weights")):
+        for name in field.split():
+            one, two = (getattr(found, name)[at] for found in (drawn.answer(wanted), other.answer(wanted)))
+            assert same_bits(one, two), (wanted.form, name, one, two)
     # In a batch, and without weights, scores and lse (P1, P2).
     layer = ScaledDotProduct(dtype=drawn.dtype, device=DEVICE)
     for found, alone in zip(layer.forward([other.call, drawn.call]), (other, drawn), strict=True):
@@ -152,6 +154,11 @@ def test_output_weights_scores_and_lse_of_a_row_agree(drawn):
         has_weights = is_dead[b] | (top[b] < math.inf if has_sink else top[b].isfinite())
         assert torch.equal(weights[b].isfinite().all(-1), has_weights)
         assert torch.equal(weights[b].isnan().all(-1), ~has_weights)
+        assert found.entropy is not None
+        assert torch.equal(found.entropy[b].isnan(), ~has_weights)
+        contributions = full_weights(drawn.answer(CONTRIBUTIONS))[b]
+        assert torch.equal(contributions.isnan().any(-1), ~has_weights)
+        assert not contributions[weights[b] == 0].any()
         assert torch.equal(lse[b].isfinite(), has_weights if has_sink else has_weights & ~is_dead[b])
         assert not found.output[b][~has_weights].isfinite().any()
         _weights_give_the_output(drawn, b, weights[b], found.output[b].double(), has_weights)
@@ -277,7 +284,8 @@ def test_what_a_blocked_position_holds_changes_no_bit_of_a_layers_answer(dtype):
             query = values((1, rows, spec.query_width), query_dtype, seed, share)
             pairs = zip(tensor(keys, input_dtype, 2), tensor(keys, input_dtype, 4), strict=True)
             calls = [Call(query, key, value, mask) for key, value in pairs]
-        one, two = (layer.forward([call._replace(weights=WEIGHTS)])[0] for call in calls)
+        wanted = data.draw(st.sampled_from([WEIGHTS, CONTRIBUTIONS]))
+        one, two = (layer.forward([call._replace(weights=wanted)])[0] for call in calls)
         assert same_bits(one.output[0, row], two.output[0, row])
         assert same_bits(full_weights(one)[0, :, row], full_weights(two)[0, :, row])
         assert same_bits(layer.forward([calls[1]])[0].output, two.output)

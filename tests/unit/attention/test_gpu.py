@@ -71,17 +71,23 @@ def test_by_default_a_shared_batch_changes_an_answer_within_the_tolerance(engine
 
 @every_dtype
 def test_the_gpu_matches_the_cpu(engine, dtype):
-    calls = [Call(call.query, mask=call.mask, weights=WeightsWanted("heads")) for call in calls_of_several_lengths()]
+    scores = WeightsWanted("heads", stage="scaled")
+    calls = [
+        call._replace(weights=WeightsWanted(form), scores=scores, has_lse=True, has_entropy=True)
+        for call in calls_of_several_lengths()
+        for form in ("heads", "contributions")
+    ]
     expected = make_layer(SPEC, torch.float64).forward(calls)
     for one, other in zip(engine.run(calls).result(), expected, strict=True):
-        torch.testing.assert_close(one.output, other.output, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
-        torch.testing.assert_close(full_weights(one), full_weights(other), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+        for name in ("output", "weights", "scores", "lse", "entropy"):
+            pair = getattr(one, name), getattr(other, name)
+            torch.testing.assert_close(*pair, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
 @every_dtype
-def test_requesting_weights_never_changes_a_bit_on_a_gpu(engine):
+def test_no_request_changes_a_bit_on_a_gpu(engine):
     for call in calls_of_several_lengths():
-        asked = Call(call.query, mask=call.mask, weights=WeightsWanted("top_k", k=1))
+        asked = call._replace(weights=WeightsWanted("top_k", k=1), has_lse=True, has_entropy=True)
         assert same_bits(engine.run([call]).result()[0].output, engine.run([asked]).result()[0].output)
 
 

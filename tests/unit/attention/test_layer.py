@@ -50,7 +50,7 @@ def test_a_layer_with_values_beyond_its_dtype_is_not_loaded(value, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_layer_matches_the_reference(dtype):
-    """Any layer and any masks: output and weights, within a tolerance of each dtype relative to their magnitude."""
+    """Any layer and any masks: each part of an answer, within a tolerance of each dtype relative to its magnitude."""
 
     @settings(max_examples=150)
     @given(st.data(), specs(width=narrow_widths), seeds)
@@ -58,12 +58,22 @@ def test_a_layer_matches_the_reference(dtype):
         spec = dataclasses.replace(spec, scale=spec.head_width**-0.5)
         query_dtype = torch.float64 if dtype == torch.float64 else torch.float32
         drawn = data.draw(calls(spec, dtype=query_dtype, rows=short_lengths, max_masks=3))
-        call = drawn.call._replace(weights=WeightsWanted("heads", dtype=query_dtype))
+        stage = data.draw(st.sampled_from(["scaled", "capped", "masked"]))
+        wanted = WeightsWanted("heads", dtype=query_dtype)
+        scores = dataclasses.replace(wanted, stage=stage)
+        call = drawn.call._replace(weights=wanted, scores=scores, has_lse=True, has_entropy=True)
         tensors = {name: tensor.to(dtype) for name, tensor in make_tensors(spec, seed).items()}
-        expected, weights = oracle.multi_head_attention(spec, as_arrays(tensors), oracle_inputs(call), drawn.masks)
+        expected = oracle.multi_head(spec, as_arrays(tensors), oracle_inputs(call), drawn.masks)
         answer = make_layer(spec, dtype, seed).forward([call])[0]
-        assert_near(answer.output, expected, TOLERANCE[dtype])
-        assert_near(full_weights(answer), weights, TOLERANCE[dtype])
+        assert_near(answer.output, expected.output, TOLERANCE[dtype])
+        assert_near(full_weights(answer), expected.weights, TOLERANCE[dtype])
+        for found, name in ((answer.scores, stage), (answer.lse, "lse"), (answer.entropy, "entropy")):
+            assert found is not None
+            assert found.dtype == query_dtype
+            assert_near(found, getattr(expected, name), TOLERANCE[dtype])
+        asked = call._replace(weights=dataclasses.replace(wanted, form="contributions"))
+        lengths = full_weights(make_layer(spec, dtype, seed).forward([asked])[0])
+        assert_near(lengths, expected.contributions, TOLERANCE[dtype])
 
     check()
 
@@ -75,7 +85,8 @@ def test_every_form_of_weights_matches_the_reference(data, spec, seed):
     wanted = dataclasses.replace(drawn.call.weights, dtype=torch.float64)
     answer = make_layer(spec, torch.float64, seed).forward([drawn.call._replace(weights=wanted)])[0]
     tensors = as_arrays(make_tensors(spec, seed))
-    _, full = oracle.multi_head_attention(spec, tensors, oracle_inputs(drawn.call), drawn.masks)
+    full = oracle.multi_head(spec, tensors, oracle_inputs(drawn.call), drawn.masks)
+    full = full.contributions if wanted.form == "contributions" else full.weights
     part = oracle.selected(full, wanted.heads, wanted.queries)
     if wanted.form == "top_k":
         assert isinstance(answer.weights, TopK)
@@ -91,8 +102,9 @@ def test_every_form_of_weights_matches_the_reference(data, spec, seed):
 
 def assert_near(found: torch.Tensor, expected: np.ndarray, tolerance: float) -> None:
     assert tuple(found.shape) == expected.shape
-    worst = np.abs(found.double().numpy() - expected).max()
-    assert worst <= tolerance * max(1.0, np.abs(expected).max()), f"off by {worst}"
+    finite = expected[np.isfinite(expected)]
+    most = tolerance * max(1.0, np.abs(finite).max(initial=0.0))
+    np.testing.assert_allclose(found.double().numpy(), expected, rtol=0, atol=most)
 
 
 @every_thread_count

@@ -39,7 +39,7 @@ class Drawn:
     call: AttentionCall
     masks: tuple[oracle.Mask, ...]
 
-    def expected(self) -> oracle.DotProduct:
+    def expected(self) -> oracle.Attention:
         call = self.call
         key, value = (_joined(past, new) for past, new in ((call.past_key, call.key), (call.past_value, call.value)))
         sinks = None if call.sinks is None else call.sinks.double().numpy()
@@ -95,7 +95,8 @@ def answer(call: AttentionCall) -> Answer:
 
 
 def with_everything(call: AttentionCall) -> AttentionCall:
-    return call._replace(weights=ALL, scores=dataclasses.replace(ALL, stage="masked"), has_lse=True, has_present=True)
+    masked = dataclasses.replace(ALL, stage="masked")
+    return call._replace(weights=ALL, scores=masked, has_lse=True, has_entropy=True, has_present=True)
 
 
 def same(one: Answer, other: Answer) -> bool:
@@ -113,7 +114,7 @@ def close(found: torch.Tensor, expected: np.ndarray, dtype: torch.dtype) -> bool
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_output_weights_scores_and_lse_agree_with_float64(dtype):
+def test_every_part_of_an_answer_agrees_with_float64(dtype):
     @settings(max_examples=40)
     @given(drawn_calls(dtype))
     def check(drawn: Drawn) -> None:
@@ -127,6 +128,11 @@ def test_output_weights_scores_and_lse_agree_with_float64(dtype):
         assert close(found.weights, expected.weights, wide)
         assert close(found.scores, expected.masked, wide)
         assert close(found.lse, expected.lse, wide)
+        assert found.entropy is not None
+        assert close(found.entropy, expected.entropy, wide)
+        contributions = answer(drawn.call._replace(weights=dataclasses.replace(ALL, form="contributions"))).weights
+        assert isinstance(contributions, torch.Tensor)
+        assert close(contributions, expected.contributions, wide)
         scaled = answer(drawn.call._replace(scores=dataclasses.replace(ALL, stage="scaled"))).scores
         capped = answer(drawn.call._replace(scores=dataclasses.replace(ALL, stage="capped"))).scores
         assert scaled is not None
@@ -174,6 +180,7 @@ def test_no_extra_result_changes_the_output(data, drawn):
         "weights": data.draw(weights_wanted(sizes)),
         "scores": dataclasses.replace(ALL, stage="capped"),
         "has_lse": True,
+        "has_entropy": True,
         "has_present": True,
     }
     asked = data.draw(st.lists(st.sampled_from(sorted(extras)), min_size=1, unique=True))
@@ -187,8 +194,9 @@ def test_a_selection_of_scores_and_weights_has_the_bits_of_the_full_answer(data,
     heads, rows = drawn.call.query.shape[1:3]
     some = tuple(data.draw(st.lists(st.integers(0, heads - 1), min_size=1, unique=True)))
     queries = tuple(data.draw(st.lists(st.integers(0, rows - 1), min_size=1, max_size=9, unique=True)))
-    wanted = WeightsWanted("heads", heads=some, queries=queries, dtype=torch.float64)
-    full = answer(with_everything(drawn.call))
+    form = data.draw(st.sampled_from(["heads", "contributions"]))
+    wanted = WeightsWanted(form, heads=some, queries=queries, dtype=torch.float64)
+    full = answer(with_everything(drawn.call)._replace(weights=dataclasses.replace(ALL, form=form)))
     part = answer(drawn.call._replace(weights=wanted, scores=dataclasses.replace(wanted, stage="masked")))
     for whole, selected in ((full.weights, part.weights), (full.scores, part.scores)):
         assert isinstance(whole, torch.Tensor)
@@ -224,6 +232,8 @@ def test_a_masked_row_is_zero_and_its_lse_is_the_sink(softcap, sinks):
     assert found.lse is not None
     assert not found.output[:, :, 1].any()
     assert not found.weights[:, :, 1].any()
+    assert found.entropy is not None
+    assert not found.entropy[:, :, 1].any()
     assert found.lse[0, :, 1].tolist() == ([-math.inf] * 2 if sinks is None else sinks.tolist())
 
 

@@ -139,7 +139,7 @@ class Process:
         self.registry._load_thread, self.registry._digest_thread = self.reading, self.digest_reads  # type: ignore[assignment]
         self.rollout = LayerRollout(self.registry, self.channel, quiet, TIMEOUT_S)  # type: ignore[arg-type]
         batcher = SimpleNamespace(is_alive=True)
-        self.readiness = Readiness(self.channel, batcher, self.registry, quiet, bool, 10.0, 1.0)  # type: ignore[arg-type]
+        self.readiness = Readiness(self.channel, batcher, self.registry, quiet, quiet, bool, 10.0, 1.0)  # type: ignore[arg-type]
         self.reconciler = Reconciler(self.registry, self.channel, clock, 10.0, self.readiness.state_applied)
         self.channel.open(self.check)
         self.readiness.port_opened()

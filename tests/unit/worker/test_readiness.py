@@ -77,10 +77,12 @@ class Process:
         catalog = room(awaited=(), models=lambda: [room(name="a")])
         self.registry = room(catalog=catalog if has_layers else None, fault=None, refusal=None, least_rows={})
         self.registry.applied = DesiredState(3)
+        self.used: list[Any] = []
+        self.models = room(in_use=lambda: [*self.used], release=lambda name: self.used.clear())
         restore = lambda: self.restore()
         made: Any = Readiness  # the collaborators have only what it reads
         self.readiness: Readiness = made(
-            self.channel, self.batcher, self.registry, self.log, restore, probe_s, heartbeat_s
+            self.channel, self.batcher, self.registry, self.models, self.log, restore, probe_s, heartbeat_s
         )
 
     def reported(self) -> State:
@@ -168,6 +170,32 @@ def test_layers_are_probed_together_so_that_a_busy_engine_delays_a_heartbeat_onc
     process.log.age = 9.0
     asyncio.run(probe())
     assert probed == names, "none is due"
+
+
+def test_a_model_in_use_is_probed_like_a_layer_and_one_that_does_not_answer_is_released_and_harms_no_readiness(
+    process, monkeypatch
+):
+    monkeypatch.setattr(readiness, "_probe", lambda model: (model.name, None))
+    ages = {"a": 0.0, "models/b": 10.0}
+    process.log.seconds_since_answer = ages.get
+    process.used = [room(name="models/b", digest="", about=room(name="b"))]
+    probed: list[str] = []
+
+    async def submit(name: str, lane: Any, cost: None, deadline: float) -> None:
+        probed.append(name)
+        raise DeadlineExceeded("too busy")
+
+    process.batcher.submit = submit
+    asyncio.run(process.readiness.probe())
+    assert probed == ["models/b"]
+    ages["models/b"] = 31.0
+    asyncio.run(process.readiness.probe())
+    assert process.used == []
+    process.readiness.state_applied()
+    process.readiness.port_opened()
+    assert process.reported() is State.READY
+    asyncio.run(process.readiness.probe())
+    assert len(probed) == 1, "a released model is not probed"
 
 
 def test_draining_is_final_and_reported_at_once(process):

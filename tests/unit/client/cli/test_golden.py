@@ -78,7 +78,7 @@ def masks_of(tensors: dict[str, torch.Tensor], request: dict, offset: int) -> li
     return found
 
 
-def computed(path, *, blocks: bool = True) -> tuple[oracle.DotProduct, np.ndarray, np.ndarray, dict]:
+def computed(path, *, blocks: bool = True) -> tuple[oracle.Attention, np.ndarray, np.ndarray, dict]:
     """The oracle's answer, the file's output and lse, and its metadata; without `blocks` no mask counts."""
     tensors, about = read(path)
     request = about["request"]
