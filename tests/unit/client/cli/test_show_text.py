@@ -12,7 +12,7 @@ import pytest
 from rich.cells import cell_len
 from typer.testing import CliRunner
 
-from attention_client import Client
+from attention_client import Client, masks
 from attention_client.cli import asking
 from attention_client.cli.app import app
 from attention_client.cli.arguments import tensor_field
@@ -20,6 +20,43 @@ from attention_client.errors import ServiceError
 from tests.unit.client.answering import Answering, problem_of
 
 WORDS = ["[CLS]", "猫", "שלום", "e\u0301", "🐕", "##ing", "\u202egnp", "<b>", "[SEP]"]
+
+
+@pytest.mark.usefixtures("service")
+def test_a_service_draws_the_tokens_of_a_text_and_names_what_is_wrong_by_its_option():
+    def run(*words: str) -> str:
+        found = CliRunner().invoke(app, ["show", "--text", *words], env={"COLUMNS": "120"}, catch_exceptions=True)
+        return str(found.exception or found.stdout)
+
+    title, heads, *rows = run("the animals", "--text-pair", "😀", "--layer", "1", "--causal", "top_left").splitlines()
+    assert title == "tiny, layer 1, head 0"
+    words = ["[CLS]", "the", "animal", "##s", "[SEP]", "😀", "[SEP]"]
+    assert heads.split() == [*words, "strongest"]
+    assert [row.split()[0] for row in rows[:-1]] == words
+    assert rows[0].endswith("[CLS] 1.000 ")
+    wrong = {
+        ("",): "--text",
+        ("a", "--text-pair", "\udcff"): "--text-pair",
+        ("a", "--layer", "2"): "--layer",
+        ("it " * 20,): "the",
+    }
+    for mistaken, place in wrong.items():
+        assert run(*mistaken).startswith(f"422 invalid: {place} "), run(*mistaken)
+
+
+def test_the_answer_on_a_text_is_that_of_its_layer_to_the_states_in_front_of_it(bridge):
+    with Client("http://service", transport=bridge) as client:
+        options: Any = {
+            "masks": [masks.causal(), masks.bias(np.array([0, -np.inf, 1], np.float32), axes="s")],
+            "weights": "heads",
+        }
+        answer = client.attend_text("tiny", tokens=["[CLS]", "it", "[SEP]"], layer=1, **options)
+        states = client.states("tiny", "it", layers=[2, 1])
+        same = client.attend(answer.layer, states.states[1], **options)
+        assert answer.output.tobytes() == same.output.tobytes()
+        assert np.asarray(answer.weights).tobytes() == np.asarray(same.weights).tobytes()
+        assert [token.offsets for token in states.tokens] == [None, (0, 2), None]
+        assert [(model["name"], model["fault"]) for model in client.models()] == [("tiny", None)]
 
 
 def models(*names: str) -> httpx2.Response:
