@@ -23,7 +23,7 @@ from service.layers.catalog import MAX_COMPARED, Catalog, ServedLayer
 from service.layers.store import NAME
 from service.models.encoder import Encoder
 from service.models.served_model import ServedModel, find_layers
-from service.models.stored_model import SUFFIX, ModelAbout, ModelStore, StoredModel
+from service.models.stored_model import MODEL_SUFFIX, ModelAbout, ModelStore, StoredModel
 from service.models.tokenizer import Tokenizer
 from service.observability.telemetry import Telemetry
 from service.worker.layer_registry import LayerRegistry
@@ -185,7 +185,7 @@ def _parts(
 def _stamp(store: ModelStore, name: str) -> object:
     """Return what changes if the file is replaced; None without one."""
     try:
-        found = (store.directory / f"{name}{SUFFIX}").stat()
+        found = (store.directory / f"{name}{MODEL_SUFFIX}").stat()
     except OSError:
         return None
     return found.st_mtime_ns, found.st_size, found.st_ino
