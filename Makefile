@@ -135,7 +135,7 @@ install-test: $(VENV)/.installed-test $(CLIENTS)/.installed $(BARE)/.installed $
 install-clients: $(CLIENTS)/.installed ## clients of other projects (tritonclient, KServe) and a generator of clients, in an environment of their own
 install-fuzz: $(FUZZ)/.installed ## schemathesis, in an environment of its own
 install-load: $(LOAD)/.installed ## Locust, in an environment of its own
-install-parity: $(PARITY)/.installed ## Keras, Flax and JAX, in an environment of their own
+install-parity: $(PARITY)/.installed ## Keras, Flax, JAX and transformers, in an environment of their own
 install-browser: $(BROWSER)/.installed ## playwright-core, which drives Debian's chromium in the test of the API page, and a generator of TypeScript clients
 install-peers: $(PEERS)/mosec/.installed $(PEERS)/triton/.installed $(PEERS)/litserve/.installed ## the servers that `make bench` compares with, each in an environment of its own
 
@@ -190,7 +190,7 @@ $(LOAD)/.installed: loadtest/requirements.txt
 # Apart from the service, because JAX starts threads when it is imported and brings thirty packages. The extra `parity` pins the
 # versions.
 $(PARITY)/.installed: pyproject.toml constraints.txt
-	@echo "installing Keras, Flax and JAX into $(PARITY)" >&2
+	@echo "installing Keras, Flax, JAX and transformers into $(PARITY)" >&2
 	@test -x $(PARITY)/bin/python || $(PYTHON) -m venv $(PARITY)
 	@$(PARITY)/bin/python -m pip $(QUIET) install -c constraints.txt $$($(PARITY)/bin/python -c 'import tomllib; \
 	    print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["parity"])')

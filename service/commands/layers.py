@@ -25,6 +25,7 @@ from service.layers.wording import about
 if TYPE_CHECKING:
     from service.attention.spec import LayerSpec
     from service.layers.store import Store, StoredLayer
+    from service.models.stored_model import ModelStore, StoredModel
 
 CHECK_ROWS = 24
 CHECK_SEED = 7
@@ -168,7 +169,7 @@ def checked(stored: StoredLayer, layers_dir: Path, step: Callable[[str], None], 
     """
     from service.layers.store import Store
 
-    is_new = replace or not layers_dir.is_dir() or not _holds(Store(layers_dir), stored)
+    is_new = replace or not layers_dir.is_dir() or not holds(Store(layers_dir), stored)
     step(f"comparing {stored.name} with float64")
     with about(f'layer "{stored.name}" is not stored'):
         is_close, parity = _parity(stored, stored)
@@ -188,23 +189,23 @@ def written(stored: StoredLayer, layers_dir: Path, step: Callable[[str], None], 
         with about(f"--layers-dir {layers_dir}"):
             store.save(stored, replace=replace)
     except LayerExists as error:  # another import was faster
-        if not _holds(store, stored):
+        if not holds(store, stored):
             raise LayerError(f"{error.message}; --replace overwrites it") from None
         return False
     return True
 
 
-def _holds(store: Store, layer: StoredLayer) -> bool:
-    """Return whether the layer is stored already; raise LayerError if another layer, or a file that is none, has its name."""
+def holds(store: Store | ModelStore, given: StoredLayer | StoredModel) -> bool:
+    """Return whether it is stored already; raise LayerError if another one, or a file that is none, has its name."""
     try:
-        held = store.load(layer.name)
+        held = store.load(given.name)
     except LayerMissing:
         return False
     except LayerError as error:
         raise LayerError(f"{error.message}; --replace overwrites the file") from error
-    if held.digest != layer.digest:
+    if held.digest != given.digest:
         raise LayerError(
-            f'layer "{layer.name}" exists with other tensors or options, from {held.source}; '
+            f'{store.kind} "{given.name}" exists with other tensors or options, from {held.source}; '
             "choose another --name, or overwrite it with --replace"
         )
     return True

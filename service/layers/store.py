@@ -20,6 +20,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import ClassVar
 
 import safetensors.torch
 import torch
@@ -119,6 +120,7 @@ def digest_of(header: Mapping[str, object], tensors: Mapping[str, torch.Tensor])
 class Store:
     """A directory of layers; `max_bytes` is the largest file that is read, None: any."""
 
+    kind: ClassVar[str] = "layer"
     directory: Path
     max_bytes: int | None = None
 

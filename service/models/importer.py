@@ -7,6 +7,7 @@ embeddings and of the layers is used, else the model is refused. What was read i
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -56,16 +57,8 @@ def import_model(
         tensors = {ours: found.entries[key].read() for ours, key in keys.items()}
         origin = "".join(char if char.isprintable() else "?" for char in f"{source.label} ({family.name})")
         refs = tuple(LayerRef(layer.name, layer.digest) for layer in layers)
-        model = StoredModel(
-            name=name,
-            family=family.name,
-            source=bounded(origin, MAX_SOURCE),
-            options=options,
-            layers=refs,
-            tensors=tensors,
-            tokenizer=raw,
-        )
-    return model, layers
+        said = dict(name=name, family=family.name, source=bounded(origin, MAX_SOURCE))
+        return StoredModel(**said, options=options, layers=refs, tensors=tensors, tokenizer=raw), layers
 
 
 def _family(source: Source) -> EncoderFamily:
@@ -95,11 +88,7 @@ def _prefix(source: Source) -> str:
 
 def _renamed(source: Source) -> Source:
     """Return the source with the names of norms that checkpoints of TensorFlow have, gamma and beta, as torch names them."""
-    names = {".gamma": ".weight", ".beta": ".bias"}
-    entries = {}
-    for key, entry in source.entries.items():
-        stem, dot, last = key.rpartition(".")
-        entries[stem + names.get(dot + last, dot + last)] = entry
+    entries = {re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", key)): x for key, x in source.entries.items()}
     return dataclasses.replace(source, entries=entries)
 
 
@@ -129,7 +118,7 @@ def _options(source: Source, family: EncoderFamily, shapes: dict[str, tuple[int,
     eps, rows = config.get("layer_norm_eps", DEFAULT_EPS), {name: (*shape, 0)[0] for name, shape in shapes.items()}
     return ModelOptions(
         width=inner[1],
-        embedding_width=word[1],
+        embedding_width=word[1] if "embeddings.project.weight" in shapes else inner[1],
         inner_width=inner[0],
         vocabulary=word[0],
         positions=rows["embeddings.position"],

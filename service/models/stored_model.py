@@ -17,7 +17,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import safetensors.torch
 import torch
@@ -82,19 +82,17 @@ class ModelOptions:
 
     def tensor_shapes(self, depth: int) -> dict[str, tuple[int, ...]]:
         """Return the shape of each tensor by its name, except `tokenizer`'s; weights are [out, in], as a torch Linear's."""
-        sizes = {"word": self.vocabulary, "position": self.positions, "type": self.types}
-        shapes: dict[str, tuple[int, ...]] = {
-            f"embeddings.{name}": (rows, self.embedding_width) for name, rows in sizes.items() if rows
-        }
-        vectors = {"embeddings.norm": self.embedding_width}
-        matrices = {"embeddings.project": (self.width, self.embedding_width)} if self.is_projected else {}
+        width, embedding, inner = self.width, self.embedding_width, self.inner_width
+        rows = {"word": self.vocabulary, "position": self.positions, "type": self.types}
+        modules: dict[str, tuple[int, ...]] = {"embeddings.norm": (embedding,)}
+        if self.is_projected:
+            modules["embeddings.project"] = width, embedding
         for n in range(depth):
-            vectors |= {f"{n}.attention_norm": self.width, f"{n}.norm": self.width}
-            matrices |= {f"{n}.inner": (self.inner_width, self.width), f"{n}.outer": (self.width, self.inner_width)}
-        shapes |= {f"{name}.weight": (width,) for name, width in vectors.items()}
-        shapes |= {f"{name}.weight": shape for name, shape in matrices.items()}
-        shapes |= {f"{name}.bias": (width,) for name, width in vectors.items()}
-        return shapes | {f"{name}.bias": (shape[0],) for name, shape in matrices.items()}
+            modules |= {f"{n}.attention_norm": (width,), f"{n}.norm": (width,)}
+            modules |= {f"{n}.inner": (inner, width), f"{n}.outer": (width, inner)}
+        tables = {f"embeddings.{name}": (count, embedding) for name, count in rows.items() if count}
+        weights = {f"{name}.weight": shape for name, shape in modules.items()}
+        return tables | weights | {f"{name}.bias": shape[:1] for name, shape in modules.items()}
 
     @property
     def is_projected(self) -> bool:
@@ -119,12 +117,6 @@ class ModelAbout:
         refs_fit = all(NAME.fullmatch(name) and DIGEST.fullmatch(digest) for name, digest in self.layers)
         if not self.layers or not refs_fit or NAME.fullmatch(self.family) is None:
             raise LayerError("the model's family and layers must be names, and each layer must have a digest")
-
-    def to_json(self) -> dict[str, Any]:
-        fields = dataclasses.fields(ModelAbout)
-        values = {field.name: getattr(self, field.name) for field in fields if field.name != "name"}
-        layers = [ref._asdict() for ref in self.layers]
-        return {**values, "options": dataclasses.asdict(self.options), "layers": layers}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -160,6 +152,7 @@ class StoredModel(ModelAbout):
 class ModelStore:
     """The models of a layer directory; `max_bytes` is the largest file that is read, None: any."""
 
+    kind: ClassVar[str] = "model"
     directory: Path
     max_bytes: int | None = None
 
@@ -180,7 +173,9 @@ class ModelStore:
 
     def save(self, model: StoredModel, *, replace: bool = True) -> Path:
         """Write or replace the model's file, as `Directory.write` does."""
-        text = json.dumps({**model.to_json(), "format_version": FORMAT_VERSION}, sort_keys=True, allow_nan=False)
+        fields = {name: getattr(model, name) for name in ("family", "source", "digest")}
+        fields |= {"options": dataclasses.asdict(model.options), "layers": [ref._asdict() for ref in model.layers]}
+        text = json.dumps({**fields, "format_version": FORMAT_VERSION}, sort_keys=True, allow_nan=False)
         with about(f'model "{model.name}"'):
             raw = safetensors.torch.save(model.all_tensors, metadata={"model": text})
             return self._files.write(model.name, raw, replace=replace)

@@ -103,9 +103,20 @@ class TopK(BaseModel):
 
 
 class Answer(BaseModel):
+    """`scores`, `lse` and `entropy` are there if the request asks for them."""
+
     output: Tensor = Field(description="of the rank, the layout and the dtype of query")
     weights: Tensor | TopK | None = Field(
         description="[H, L, S], [L, S] for mean, or top_k; float64 if query is; null if not requested"
+    )
+    scores: Tensor | SkipJsonSchema[None] = Field(
+        default=None, description="[H, L, S], with B in front of a batch; float64 if query is"
+    )
+    lse: Tensor | SkipJsonSchema[None] = Field(
+        default=None, description="[H, L], with B in front of a batch; float64 if query is"
+    )
+    entropy: Tensor | SkipJsonSchema[None] = Field(
+        default=None, description="[H, L] in nats, with B in front of a batch; float64 if query is"
     )
     masked_rows: int = Field(description="query rows that may attend to nothing in at least one head")
     layer: LayerName = Field(description="what answered")
@@ -114,14 +125,8 @@ class Answer(BaseModel):
 
 
 class AttentionAnswer(Answer):
-    """`scores`, `lse`, `present_key` and `present_value` are there if the request asks for them."""
+    """`present_key` and `present_value` are there if the request asks for them, too."""
 
-    scores: Tensor | SkipJsonSchema[None] = Field(
-        default=None, description="[H, L, S], with B in front of a batch; float64 if query is"
-    )
-    lse: Tensor | SkipJsonSchema[None] = Field(
-        default=None, description="[H, L], with B in front of a batch; float64 if query is"
-    )
     present_key: Tensor | SkipJsonSchema[None] = Field(default=None, description="past_key and key in one")
     present_value: Tensor | SkipJsonSchema[None] = Field(default=None, description="past_value and value in one")
 

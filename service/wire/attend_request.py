@@ -34,8 +34,8 @@ from service.wire.tensors import TensorForm, answer_form, check_fields, decode_t
 
 BATCH_RANK = 3
 TOP_K = TopK._fields
-EXTRAS = ("scores", "lse", "present_key", "present_value")
-"""Tensors of an answer that only attention without a layer has, and only if the request asks for them."""
+EXTRAS = ("scores", "lse", "entropy", "present_key", "present_value")
+"""Tensors that an answer has only if the request asks for them; only attention without a layer has a present."""
 # Counting the masked rows of this many attention scores takes about a millisecond. Reading a mask for one of the sequences takes
 # as long as so many scores: 10 to 20 µs, however short the sequence.
 MAX_COUNTED_CELLS = 2**21
@@ -55,9 +55,12 @@ DtypeField = Annotated[ReturnedDtype | None, Field(description=_DTYPE_WORDS)]
 
 
 class Weights(StrictModel):
-    """Which attention weights to return: all heads, their mean, or the k largest of each row."""
+    """Which attention weights to return: all heads, their mean, the k largest of each row, or what each key adds."""
 
-    form: Literal["heads", "mean", "top_k"] = Field(description="each head, their mean, or the k largest of each row")
+    form: Literal["heads", "mean", "top_k", "contributions"] = Field(
+        description="each head, their mean, the k largest of each row, or, for each head, the length of what each key adds to "
+        "the output: ‖α·v·W_O‖, without a layer ‖α·v‖"
+    )
     k: Annotated[int, Field(ge=1)] | None = Field(
         default=None, description="1 to S: required with top_k, and only there"
     )
@@ -100,7 +103,7 @@ class Scores(StrictModel):
 
 _PARTS: dict[str, type[StrictModel]] = {"weights": Weights, "scores": Scores}
 """The fields of requests that are objects, masks aside."""
-ShortWeights = TypeAliasType("ShortWeights", Literal["heads", "mean"])
+ShortWeights = TypeAliasType("ShortWeights", Literal["heads", "mean", "contributions"])
 _FromShortForm = Annotated[
     Weights,
     BeforeValidator(
@@ -108,8 +111,13 @@ _FromShortForm = Annotated[
         json_schema_input_type=Weights | ShortWeights,
     ),
 ]
-_WEIGHTS_WORDS = 'attention weights to return; "heads" and "mean" are short forms; default: none'
+_WEIGHTS_WORDS = 'attention weights to return; "heads", "mean" and "contributions" are short forms; default: none'
 WeightsSelection = Annotated[_FromShortForm | None, Field(description=_WEIGHTS_WORDS)]
+ScoresSelection = Annotated[Scores | None, Field(description="attention scores to return; default: none")]
+_LSE_WORDS = "return the log-sum-exp of the masked scores and sinks; default: no"
+LseField = Annotated[bool, Field(description=_LSE_WORDS)]
+_ENTROPY_WORDS = "return the entropy -Σ p·ln p of each row of weights in nats, 0 for a masked row; default: no"
+EntropyField = Annotated[bool, Field(description=_ENTROPY_WORDS)]
 _ROWS_WORDS = "a row that may attend to nothing: zero gives zeros, error is a 422; default: zero"
 MaskedRows = TypeAliasType("MaskedRows", Literal["zero", "error"])
 MaskedRowsField = Annotated[MaskedRows, Field(description=_ROWS_WORDS)]
@@ -140,8 +148,16 @@ def decode_indices(value: object, count: int, param: str) -> tuple[int, ...] | N
     return found
 
 
-def weights_bytes(wanted: WeightsWanted, heads: int, queries: int, keys: int) -> int:
-    """Return the bytes of one sequence's returned weights, including the indices and rest of top_k."""
+def extras_bytes(call: Call | AttentionCall, sizes: Sizes) -> int:
+    """Return the bytes of one sequence's returned weights, scores, lse and entropy; keys with the columns of a layer."""
+    _, heads, queries, keys = sizes
+    found = sum(_selection_bytes(one, heads, queries, keys) for one in (call.weights, call.scores) if one is not None)
+    itemsize = torch.promote_types(call.query.dtype, torch.float32).itemsize
+    return found + (call.has_lse + call.has_entropy) * heads * queries * itemsize
+
+
+def _selection_bytes(wanted: WeightsWanted, heads: int, queries: int, keys: int) -> int:
+    """Return the bytes of one sequence's returned weights or scores, including the indices and rest of top_k."""
     heads = 1 if wanted.form == "mean" else heads if wanted.heads is None else len(wanted.heads)
     rows = heads * (queries if wanted.queries is None else len(wanted.queries))
     size = wanted.dtype.itemsize
@@ -158,6 +174,9 @@ class AttendRequest(StrictModel):
     value: Tensor | None = Field(default=None, description="[S, dv], or [B, S, dv]; default: key")
     masks: MaskList
     weights: WeightsSelection = None
+    scores: ScoresSelection = None
+    lse: LseField = False
+    entropy: EntropyField = False
     masked_rows: MaskedRowsField = "zero"
     encoding: EncodingField = None
 
@@ -244,8 +263,9 @@ class CheckedRequest(NamedTuple):
             found |= {f"weights.{name}": getattr(answer.weights, name) for name in TOP_K}
         elif answer.weights is not None:
             found["weights"] = answer.weights
-        if isinstance(self.call, AttentionCall):
+        if not isinstance(self.call, Call) or self.call.asks_more:
             found |= {name: tensor for name in EXTRAS if (tensor := getattr(answer, name)) is not None}
+        if isinstance(self.call, AttentionCall):
             return {name: self.layout.of_answer(tensor, name) for name, tensor in found.items()}
         return found if "b" in self.layout.axes else {name: tensor[0] for name, tensor in found.items()}
 
@@ -322,18 +342,24 @@ def check_request(
     source = query if key is None else key
     sizes = Sizes(query.shape[0], spec.num_heads, query.shape[1], source.shape[1])
     whole = sizes._replace(keys=sizes.keys + spec.extra_keys)
-    wanted = None if body.weights is None else body.weights.wanted(whole, query.dtype)
-    call = Call(query, key, value, None, wanted)
+    weights, scores = selections(body, whole, query.dtype)
+    call = Call(query, key, value, None, weights, scores, body.lse, body.entropy)
     if body.masks:
         limits.check(_cost(spec, call, sizes), 0)  # before masks are made of these sizes
         call = call._replace(mask=masks.combined(sizes, is_batch=is_batch))
     cost = _cost(spec, call, sizes)
-    limits.check(cost, table_bytes(call, whole))
+    limits.check(cost, table_bytes(call, whole, spec.out_width))
     layout = Layout("bld" if is_batch else "ld")
     form, is_error = answer_form(body.query, body.encoding), body.masked_rows == "error"
     # Every row may attend to the columns that a layer appends.
     is_counted = call.mask is None or spec.extra_keys > 0
     return CheckedRequest(call, cost, layout, form, is_error, is_counted=is_counted).counted_if_fast()
+
+
+def selections(body: Any, sizes: Sizes, query: torch.dtype) -> tuple[WeightsWanted | None, WeightsWanted | None]:
+    """Return the weights and the scores that a request selects, for a call of these sizes; raises InvalidInput."""
+    weights, scores = body.weights, body.scores
+    return weights and weights.wanted(sizes, query), scores and scores.wanted(sizes, query)
 
 
 def _rows(value: object, field: TensorField, width: int, name: str, is_batch: bool) -> torch.Tensor:
@@ -379,9 +405,9 @@ def _cost(spec: LayerSpec, call: Call, sizes: Sizes) -> Cost:
         sequences=b,
         tokens=b * (queries if call.is_self_attention else queries + keys),
         cells=b * n * queries * columns,
-        weights_bytes=0 if call.weights is None else b * weights_bytes(call.weights, n, queries, columns),
+        weights_bytes=b * extras_bytes(call, sizes._replace(keys=columns)) if call.asks_more else 0,
         input_bytes=input_bytes((call.query, call.key, call.value), call.mask),
-        flops=flops(spec, sizes, call.mask, call.weights),
+        flops=flops(spec, sizes, call.mask, call.weights, call.scores, num_passes=call.has_lse + call.has_entropy),
     )
 
 

@@ -23,16 +23,19 @@ from service.errors import BadDtype, BadShape, InvalidInput
 from service.wire.attend_request import (
     CheckedRequest,
     EncodingField,
+    EntropyField,
+    LseField,
     MaskedRowsField,
     RequestLimits,
     RequestMasks,
-    Scores,
+    ScoresSelection,
     WeightsSelection,
     expect,
+    extras_bytes,
     float_field,
     input_bytes,
     read_model,
-    weights_bytes,
+    selections,
 )
 from service.wire.layouts import Layout, LayoutName, layout_of
 from service.wire.mask_kinds import MaskList
@@ -64,8 +67,9 @@ class AttentionRequest(StrictModel):
     sinks: Tensor | None = Field(default=None, description="[H], in the softmax's denominator only; default: none")
     masks: MaskList
     weights: WeightsSelection = None
-    scores: Scores | None = Field(default=None, description="attention scores to return; default: none")
-    lse: bool = Field(default=False, description="return the log-sum-exp of the masked scores and sinks; default: no")
+    scores: ScoresSelection = None
+    lse: LseField = False
+    entropy: EntropyField = False
     masked_rows: MaskedRowsField = "zero"
     encoding: EncodingField = None
 
@@ -87,10 +91,8 @@ def check_attention(
     past = 0 if call.past_key is None else call.past_key.shape[2]
     b, n, rows, _ = call.query.shape
     sizes = Sizes(b, n, rows, past + call.key.shape[2])
-    call = call._replace(
-        weights=None if body.weights is None else body.weights.wanted(sizes, call.query.dtype),
-        scores=None if body.scores is None else body.scores.wanted(sizes, call.query.dtype),
-    )
+    weights, scores = selections(body, sizes, call.query.dtype)
+    call = call._replace(weights=weights, scores=scores)
     if body.masks:
         limits.check(_cost(call, sizes, tensors), 0)  # before masks are made of these sizes
         call = call._replace(mask=masks.combined(sizes, is_batch=layout.has_batch, past=past))
@@ -119,6 +121,7 @@ def _call(body: AttentionRequest, layout: Layout, tensors: Mapping[str, torch.Te
         past_value=past_value,
         sinks=tensors.get("sinks"),
         has_lse=body.lse,
+        has_entropy=body.entropy,
         has_present=body.present,
         rows_first="lh" in layout.axes,  # the heads of one row lie side by side
     )
@@ -164,13 +167,11 @@ def _check_together(call: AttentionCall) -> None:
 
 
 def _cost(call: AttentionCall, sizes: Sizes, tensors: Mapping[str, torch.Tensor]) -> Cost:
-    b, n, queries, keys = sizes
-    selections = [call.weights, call.scores]
-    returned = sum(weights_bytes(one, n, queries, keys) for one in selections if one is not None)
-    itemsize = torch.promote_types(call.query.dtype, torch.float32).itemsize
-    returned += n * queries * itemsize * call.has_lse
+    b, _, queries, keys = sizes
     widths = call.key.shape[3] + call.value.shape[3]
-    returned += call.key.shape[1] * keys * widths * call.key.element_size() * call.has_present
+    returned = (
+        extras_bytes(call, sizes) + call.key.shape[1] * keys * widths * call.key.element_size() * call.has_present
+    )
     return Cost(
         sequences=b,
         tokens=b * (queries + keys),

@@ -85,5 +85,5 @@ _TRANSLATIONS: dict[str, dict[str, str]] = {
     "past|cache": {"past_key": '"past_key" and "past_value"', **dict.fromkeys(("query", "masked_rows"), _NO_PAST)},
     "heads?$|gqa": {"masked_rows": "the layer, or without one the shape of the tensors, says the heads: leave it out"},
     "position": {"masked_rows": "no positions are applied: apply them, and send the result"},
-    "^(layout|softcap|scores|lse|sinks|present)$": {"masked_rows": _ALONE},
+    "^(layout|softcap|sinks|present)$": {"masked_rows": _ALONE},
 }

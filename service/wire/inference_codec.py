@@ -61,6 +61,9 @@ class InferParameters(StrictModel):
     ignore_mask_axes: MaskAxes = None
     bias_axes: MaskAxes = None
     weights: ShortWeights | None = Field(default=None, description="also an output; default: none")
+    scores: Stage | None = Field(default=None, description="stage of the output scores; default: none")
+    lse: bool | None = Field(default=None, description="return the log-sum-exp of the masked scores; default: no")
+    entropy: bool | None = Field(default=None, description="return each row's entropy in nats; default: no")
     masked_rows: MaskedRows | None = Field(default=None, description="as on `/v1`; default: zero")
     timeout: int | None = Field(
         default=None, ge=0, description="deadline in microseconds; default: 0, the service's own"
@@ -82,15 +85,13 @@ class AttentionParameters(InferParameters):
 
     scale: float | None = Field(default=None, description="factor of query·key; default: 1/√d")
     softcap: float | None = Field(default=None, description="c > 0: a score s becomes c·tanh(s/c), before the masks")
-    scores: Stage | None = Field(default=None, description="stage of the output scores")
-    lse: bool | None = Field(default=None, description="return the log-sum-exp of the masked scores")
     present: bool | None = Field(default=None, description="return present_key and present_value")
 
 
 class InferOutput(StrictModel, extra="ignore"):
     """A wanted output; `parameters.binary_data` says whether it comes as bytes."""
 
-    name: str = Field(description="output, weights, or for sdpa scores, lse, present_key, present_value")
+    name: str = Field(description="output, weights, scores, lse, entropy, or for sdpa present_key, present_value")
     parameters: TensorParameters | None = Field(default=None, description="binary_data: as bytes; default: false")
 
 
@@ -111,7 +112,7 @@ class InferRequest(StrictModel, extra="ignore"):
 
     AXES: ClassVar[dict[str, str]] = dict.fromkeys(("query", "key", "value"), "[B, L, d]")
     """Those of each input that is no mask."""
-    OUTPUTS: ClassVar[tuple[str, ...]] = ("output", "weights")
+    OUTPUTS: ClassVar[tuple[str, ...]] = ("output", "weights", "scores", "lse", "entropy")
     PARAMETERS: ClassVar[type[InferParameters]] = InferParameters
     id: Id = Field(default=None, description=f"repeated in the answer, at most {MAX_ID} characters; default: none")
     parameters: InferParameters | None = Field(default=None, description="change the answer; default: none")
@@ -322,11 +323,12 @@ def _document(
     document["masked_rows"] = parameters.masked_rows or "zero"
     if "weights" in outputs:
         document["weights"] = {"form": parameters.weights or "heads"}
+    if "scores" in outputs:
+        document["scores"] = {"stage": parameters.scores or "masked"}
+    document |= {name: True for name in ("lse", "entropy") if name in outputs}
     if isinstance(parameters, AttentionParameters):
         document |= {"layout": "bhld", "scale": parameters.scale, "softcap": parameters.softcap}
-        document |= {"lse": "lse" in outputs, "present": "present_key" in outputs or "present_value" in outputs}
-        if "scores" in outputs:
-            document["scores"] = {"stage": parameters.scores or "masked"}
+        document["present"] = "present_key" in outputs or "present_value" in outputs
     masks: list[dict[str, object]] = []
     for name, kind in MASKS.items():
         axes = getattr(parameters, f"{name}_axes", None)

@@ -18,15 +18,17 @@ from service.errors import CostLimit, InvalidInput
 from service.models.encoder import EncoderCall, placeholder
 from service.models.served_model import ServedModel
 from service.models.tokenizer import Tokens
-from service.wire.answer import AttentionAnswer, Batch, Timing, write_json, write_tensor
+from service.wire.answer import Answer, Batch, Timing, write_json, write_tensor
 from service.wire.attend_request import (
     AnswerFacts,
     CheckedRequest,
     Encoding,
+    EntropyField,
     Indices,
+    LseField,
     MaskedRowsField,
     RequestLimits,
-    Scores,
+    ScoresSelection,
     WeightsSelection,
     check_request,
     decode_indices,
@@ -62,9 +64,9 @@ class ModelAttendRequest(TextRequest):
     layer: int = Field(description="from 0 to the number of layers - 1")
     masks: MaskList
     weights: WeightsSelection = None
-    scores: Scores | None = Field(default=None, description="attention scores to return; default: none")
-    lse: bool = Field(default=False, description="return the log-sum-exp of the masked scores; default: false")
-    entropy: bool = Field(default=False, description="return the entropy of the weights, in nats; default: false")
+    scores: ScoresSelection = None
+    lse: LseField = False
+    entropy: EntropyField = False
     masked_rows: MaskedRowsField = "zero"
 
 
@@ -91,7 +93,7 @@ class ModelName(BaseModel):
     digest: str = Field(description="sha256 of its tensors, options and layers")
 
 
-class ModelAnswer(AttentionAnswer):
+class ModelAnswer(Answer):
     """As of the layer's own route, with the tokens."""
 
     tokens: list[Token] = Field(description="of the sequence, in order")

@@ -93,7 +93,7 @@ _WORDS = {
     **dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "must be an object"),
 }
 _OWN_WORDS = {
-    "/weights": 'must be "heads", "mean" or an object whose form is heads, mean or top_k',
+    "/weights": 'must be "heads", "mean", "contributions" or an object whose form is one of them or top_k',
     "/tokens": "must be a list of strings",
 }
 

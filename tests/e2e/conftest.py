@@ -5,6 +5,7 @@ import contextlib
 import pytest
 
 from tests.e2e.started import Started
+from tests.integration.models import small_model, store
 from tests.integration.running import LAYERS, prepare, small_layer
 
 MINILM = dict(
@@ -16,9 +17,11 @@ MINILM = dict(
 
 @pytest.fixture(scope="session")
 def url(tmp_path_factory):
-    """A service of small layers and one of the name and widths that the pages of docs/ speak of."""
+    """A service of small layers, and of a model and layers of the names and widths that the pages of docs/ speak of."""
     directory = tmp_path_factory.mktemp("service")
-    prepare(directory, [*LAYERS, small_layer("minilm-l3", **MINILM)])
+    layers = [small_layer(f"minilm-l{n}", **MINILM) for n in range(4)]
+    prepare(directory, [*LAYERS, *layers])
+    store(directory, small_model("minilm", layers, max_tokens=64))
     service = Started(directory / "layers", workers=1)
     service.wait_ready()
     yield service.url

@@ -11,7 +11,8 @@ import pytest
 from service.api.auth.key_ring import Role, line_for
 from tests.contract.test_error_table import CONTRACT
 from tests.e2e.started import Started
-from tests.integration.running import LAYERS, prepare
+from tests.integration.models import small_model, store
+from tests.integration.running import LAYERS, prepare, small_layer
 
 ROOT = Path(__file__).parents[2]
 MODULES = ROOT / ".npm-browser" / "node_modules"
@@ -20,6 +21,8 @@ OPERATIONS = {
     "attend": "/v1/layers/{layer}/attend",
     "attention": "/v1/attention",
     "infer": "/v2/models/{layer}/infer",
+    "attend_text": "/v1/models/{model}/attend",
+    "states": "/v1/models/{model}/states",
 }
 MISSING = [name for name in ("chromium", "node") if shutil.which(name) is None]
 
@@ -36,7 +39,9 @@ pytestmark = [
 def url(tmp_path_factory):
     """A service that wants a key."""
     directory = tmp_path_factory.mktemp("page")
-    prepare(directory, LAYERS)
+    layers = [small_layer(f"minilm-l{n}") for n in range(4)]
+    prepare(directory, [*LAYERS, *layers])
+    store(directory, small_model("minilm", layers, max_tokens=64))
     (directory / "keys").write_text(line_for(KEY, Role.INFER), encoding="ascii")
     service = Started(directory / "layers", workers=1, api_keys_file=directory / "keys")
     try:
@@ -76,7 +81,7 @@ def test_a_browser_is_led_to_the_page_and_authorize_opens_what_needs_a_key(url):
     seen = opened(url, 1, 170)
     assert seen["led_to"] == f"{url}/docs"
     assert seen["title"].startswith("attention-service")
-    assert seen["tags"] == 5
+    assert seen["tags"] == 6
     assert seen["faults"] == []
     assert seen["hosts"] == [url.removeprefix("http://")], "the page fetches nothing from another host"
     assert seen["without_key"] == 401

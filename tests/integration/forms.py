@@ -39,6 +39,8 @@ class Request:
     value: np.ndarray | None = None
     masks: list[tuple[dict, np.ndarray | None]] = dataclasses.field(default_factory=list)
     weights: dict | None = None
+    more: dict = dataclasses.field(default_factory=dict)
+    """`scores`, `lse` and `entropy`."""
 
     @property
     def tensors(self) -> dict[str, np.ndarray]:
@@ -49,7 +51,11 @@ class Request:
         """The JSON of `/v1` with every tensor written by `write`."""
         body = {name: write(array) for name, array in self.tensors.items()}
         body["masks"] = [f if values is None else {**f, "values": write(values)} for f, values in self.masks]
-        return body if self.weights is None else {**body, "weights": self.weights}
+        return body | self.asked
+
+    @property
+    def asked(self) -> dict:
+        return self.more | ({} if self.weights is None else {"weights": self.weights})
 
     @property
     def float_dtypes(self) -> set[str]:
@@ -61,7 +67,7 @@ class Request:
         """The Open Inference Protocol has no windows, offsets and top k."""
         kinds = [fields["kind"] for fields, _ in self.masks]
         form = (self.weights or {}).get("form")
-        is_plain = set(self.weights or {}) <= {"form"} and form != "top_k"
+        is_plain = set(self.weights or {}) <= {"form"} and form != "top_k" and len(self.more.get("scores", {})) < 2
         aligned = all(f["kind"] != "causal" or "align" in f for f, _ in self.masks)
         return "window" not in kinds and len(set(kinds)) == len(kinds) and is_plain and aligned
 
@@ -90,9 +96,7 @@ def as_safetensors(request: Request, pad: int = 0) -> bytes:
     for i, (_, values) in enumerate(request.masks):
         if values is not None:
             tensors[f"masks.{i}.values"] = values
-    fields: dict = {"masks": [fields for fields, _ in request.masks]}
-    if request.weights is not None:
-        fields["weights"] = request.weights
+    fields: dict = {"masks": [fields for fields, _ in request.masks], **request.asked}
     header: dict = {"__metadata__": {"request": json.dumps(fields)}}
     data = b""
     for name, array in tensors.items():
@@ -129,6 +133,7 @@ def as_inference(request: Request, *, binary: bool) -> tuple[bytes, int]:
         tensors = {name: array[None] for name, array in tensors.items()}
     if request.weights is not None:
         parameters["weights"] = request.weights["form"]
+    parameters |= {name: value["stage"] if name == "scores" else value for name, value in request.more.items()}
     inputs, data = [], b""
     for name, array in tensors.items():
         raw = np.ascontiguousarray(array).tobytes()
@@ -143,7 +148,7 @@ def as_inference(request: Request, *, binary: bool) -> tuple[bytes, int]:
 
 
 def read_json(answer: dict) -> dict[str, np.ndarray]:
-    found = {"output": _array(answer["output"])}
+    found = {name: _array(answer[name]) for name in ("output", "scores", "lse", "entropy") if name in answer}
     weights = answer["weights"]
     if isinstance(weights, dict) and "indices" in weights:
         return found | {f"weights.{name}": _array(tensor) for name, tensor in weights.items()}

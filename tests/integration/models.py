@@ -1,4 +1,4 @@
-"""A small model over small layers: 16 wide, two layers of 4 heads, a vocabulary of words and pieces."""
+"""Small models over seeded layers, with a vocabulary of some words and pieces."""
 
 import json
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from service.layers.store import StoredLayer
 from service.models.stored_model import LayerRef, ModelOptions, ModelStore, StoredModel
 from tests.integration.running import small_layer
 
-PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "animal", "street", "it", "was", "##s", "é", ".", "hello", "😀"]
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "animal", "street", "it", "was", "##s", "é", ".", "tired", "😀"]
 MAX_TOKENS = 12
 LAYERS = [small_layer("tiny-l0"), small_layer("tiny-l1")]
 
@@ -45,10 +45,13 @@ def tokenizer_json() -> bytes:
     ).encode()  # fmt: skip
 
 
-def small_model(name: str = "tiny", layers: Sequence[StoredLayer] = LAYERS) -> StoredModel:
+def small_model(
+    name: str = "tiny", layers: Sequence[StoredLayer] = LAYERS, max_tokens: int = MAX_TOKENS
+) -> StoredModel:
+    width = layers[0].spec.query_width
     options = ModelOptions(
-        width=16, embedding_width=16, inner_width=32, vocabulary=len(PIECES), positions=MAX_TOKENS, position_offset=0,
-        types=2, eps=1e-12, activation="gelu",
+        width=width, embedding_width=width, inner_width=32, vocabulary=len(PIECES), positions=max_tokens,
+        position_offset=0, types=2, eps=1e-12, activation="gelu",
     )  # fmt: skip
     generator = torch.Generator().manual_seed(7)
     shapes = options.tensor_shapes(len(layers))

@@ -59,7 +59,7 @@ NAMES = [
     *[(ATTEND, name, '"masks": [{"kind": "causal"}]') for name in ("is_causal", "causal", "use_causal_mask")],
     *[(ATTEND, name, '"weights": "mean" or "weights": "heads"') for name in ("need_weights", "return_attention_scores")],
     *[(ATTEND, name, "says the heads: leave it out") for name in ("num_heads", "n_head", "enable_gqa")],
-    *[(ATTEND, name, "only attention without a layer takes it") for name in ("softcap", "lse", "layout")],
+    *[(ATTEND, name, "only attention without a layer takes it") for name in ("softcap", "sinks", "layout")],
     (ATTENTION, "position_ids", "no positions are applied"),
     (ATTENTION, "enable_gqa", "says the heads: leave it out"),
     (ATTEND, "key_padding_mask", '"kind": "ignore", "axes": "bs"'),
@@ -98,16 +98,16 @@ def lines(text: str) -> str:
     return "\n".join(text[i : i + 76] for i in range(0, len(text), 76))
 
 
-FORMS = 'must be "heads", "mean" or an object whose form is heads, mean or top_k, got '
+FORMS = 'must be "heads", "mean", "contributions" or an object whose form is one of them or top_k, got '
 PAD = 'mask the padding with {"kind": "lengths"}, or send one request a sequence'
 ROW = "it needs at least one row, as [["
 # The path, the body, the status, the code, and what the detail says.
 VALUES = [
     *[(ATTEND, {"query": X, "weights": value}, 422, "invalid", FORMS + got) for value, got in (
         (True, "true"), (False, "false"), (1, "a number"), ([], "a list"), (["heads"], "a list"))],
-    (ATTEND, {"query": X, "weights": "all"}, 422, "invalid", "one of 'heads', 'mean' or 'top_k', got \"all\""),
+    (ATTEND, {"query": X, "weights": "all"}, 422, "invalid", "'heads', 'mean', 'top_k' or 'contributions', got \"all\""),
     (ATTEND, {"query": X, "weights": {"form": "Mean"}}, 422, "invalid", 'got "Mean"; did you mean "mean"?'),
-    (INFER, {"inputs": [INPUT], "parameters": {"weights": True}}, 400, "invalid", "'heads' or 'mean', got true"),
+    (INFER, {"inputs": [INPUT], "parameters": {"weights": True}}, 400, "invalid", "'mean' or 'contributions', got true"),
     (ATTEND, {"query": tensor(data=lines(DATA))}, 400, "bad_encoding", "it has line breaks or other white space"),
     (ATTEND, {"query": tensor(data=DATA + "\r\n\t ")}, 400, "bad_encoding", "it has line breaks or other white space"),
     *[(ATTEND, {"query": tensor(data=start + DATA)}, 400, "bad_encoding", 'leave out the "data:" and what follows')

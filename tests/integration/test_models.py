@@ -16,8 +16,10 @@ from service.layers.store import Store
 from service.models.stored_model import ModelStore
 from service.models.tokenizer import Tokenizer
 from service.observability.logs import configure_logs, finish_logs
+from tests.contract.test_error_table import CONTRACT
 from tests.integration.models import LAYERS, MAX_TOKENS, small_model, store
 from tests.integration.running import HeldEngine, in_service, small_layer
+from tests.integration.test_openapi import validator
 from tests.spans import Spans
 
 TEXT = "The animals."
@@ -225,6 +227,29 @@ async def test_a_model_that_is_not_there_is_not_found(service):
     assert (await service.client.get("/v2/models/tiny")).status_code == 404
     index = (await service.client.post("/v2/repository/index")).json()
     assert "tiny" not in [one["name"] for one in index]
+
+
+def test_the_examples_of_the_api_page_run_and_the_answers_are_what_their_schemas_say(served, tmp_path):
+    layers = [small_layer(f"minilm-l{n}") for n in range(4)]
+    store(tmp_path, small_model("minilm", layers, max_tokens=64))
+
+    async def story(service):
+        page = (await service.client.get("/openapi.json")).json()
+        for path in ("/v1/models/{model}/attend", "/v1/models/{model}/states"):
+            operation = page["paths"][path]["post"]
+            (name,) = [one["example"] for one in operation["parameters"] if one.get("name") == "model"]
+            asked = operation["requestBody"]["content"]["application/json"]
+            for code, example in asked["examples"].items():
+                answer = await service.client.post(path.format(model=name), json=example["value"])
+                assert (answer.status_code, answer.json().get("code", code)) == (CONTRACT.get(code, 200), code)
+                if answer.status_code == 200:
+                    validator(page, asked["schema"]).validate(example["value"])
+                    known = operation["responses"]["200"]["content"]["application/json"]["schema"]
+                    validator(page, known).validate(answer.json())
+        listed = page["paths"]["/v1/models"]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
+        validator(page, listed).validate((await service.client.get("/v1/models")).json())
+
+    served(story, layers=[*LAYERS, *layers])
 
 
 @in_service(layers=LAYERS)

@@ -43,14 +43,20 @@ def requests(draw) -> Request:
             {"form": "mean", "dtype": "float16"},
             {"form": "top_k", "k": draw(st.integers(1, keys))},
             {"form": "heads", "heads": [2, 0], "queries": [queries - 1]},
+            {"form": "contributions"},
         ]
     )
+    more = {
+        "scores": draw(st.sampled_from([{"stage": "masked"}, {"stage": "scaled"}, {"stage": "capped", "heads": [1]}]))
+    }
+    more |= {"lse": True, "entropy": True}
     return Request(
         query=rows(queries, dtype),
         key=rows(keys, draw(other)) if is_cross else None,
         value=rows(keys, draw(other)) if is_cross and draw(st.booleans()) else None,
         masks=masks,
         weights=draw(st.none() | forms),
+        more={name: more[name] for name in draw(st.sets(st.sampled_from(sorted(more))))},
     )
 
 

@@ -119,7 +119,7 @@ def test_parameters_of_stateful_models_are_ignored(served):
         ([QUERY], {"parameters": {"is_causal": True}}, 'here it is "causal": "top_left"'),
         ([QUERY], {"parameters": {"need_weights": True}}, 'here it is "weights": "mean"'),
         ([QUERY], {"parameters": {"causal": True}}, "must be one of 'top_left' or 'bottom_right'"),
-        ([QUERY], {"parameters": {"weights": "top_k"}}, "must be one of 'heads' or 'mean'"),
+        ([QUERY], {"parameters": {"weights": "top_k"}}, "must be one of 'heads', 'mean' or 'contributions'"),
         ([{**QUERY, "name": "x" * 3000}], {}, "unknown input"),
         ([{**QUERY, "datatype": "x" * 3000}], {}, "must be one of"),
         ([QUERY], {"parameters": {"timeout": -5}}, "at least 0"),

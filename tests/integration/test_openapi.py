@@ -80,8 +80,8 @@ TENSORS = {
     "AttendRequest": "query key value",
     "AttentionRequest": "query key value past_key past_value sinks",
     **dict.fromkeys(("AttendMask", "IgnoreMask", "BiasMask"), "values"),
-    "Answer": "output weights",
-    "AttentionAnswer": "output weights scores lse present_key present_value",
+    "Answer": "output weights scores lse entropy",
+    "AttentionAnswer": "output weights scores lse entropy present_key present_value",
     "TopK": "values indices rest",
 }
 

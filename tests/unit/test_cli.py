@@ -59,7 +59,7 @@ def test_the_help_of_every_command_ends_with_its_examples(name):
 @pytest.mark.parametrize("line", LINES)
 def test_an_example_is_understood(line):
     words = shlex.split(line.partition(" >> ")[0])
-    name = " ".join(words[: 2 if words[0] in ("layers", "keys") else 1])
+    name = " ".join(words[: 2 if words[0] in ("layers", "models", "keys") else 1])
     commands()[name].make_context(
         name, words[len(name.split()) :]
     )  # raises a usage error for an option that it has not

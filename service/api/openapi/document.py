@@ -79,16 +79,16 @@ _ATTENTION_DESCRIPTION = (
     "`scores` returns the scores of a `stage`: `scaled`, `capped` (after the softcap) or `masked`. `lse` is their natural "
     "log-sum-exp. A row that may attend to nothing gives zeros, and its lse is the sink, or `-inf`. With `sinks` the weights of "
     "a row sum to less than 1. float64 computes in float64, every other dtype in float32; the output has the query's "
-    "dtype, and weights, scores and lse are float32, or float64 of a float64 query.\n\n"
+    "dtype, and weights, scores, lse and entropy are float32, or float64 of a float64 query.\n\n"
     "Masks, weights, headers and the safetensors form are those of a layer's attend route."
 )
 _INFER_DESCRIPTION = (
     "The Open Inference Protocol V2 with its binary tensor extension. A layer is a model, its version is 1. Inputs: `query`, "
     "`key`, `value` (`[B, L, d]`; FP32, FP64, and FP16, BF16 as bytes), `attend_mask`, `ignore_mask` (BOOL), `bias` (floats), "
-    "`lengths` (INT64, INT32). Outputs: `output`, and `weights` where asked for.\n\n"
+    "`lengths` (INT64, INT32). Outputs: `output`, and `weights`, `scores`, `lse` and `entropy` where asked for.\n\n"
     "The model `sdpa` is attention without a layer: query, key and value are `[B, H, L, d]`, with the further inputs `past_key`, "
-    "`past_value` and `sinks`, the parameters `scale`, `softcap`, `scores`, `lse` and `present`, and outputs of those names "
-    "(`present_key`, `present_value`)."
+    "`past_value` and `sinks`, the parameters `scale`, `softcap` and `present`, and the outputs `present_key` and "
+    "`present_value`."
 )
 _MODEL_DESCRIPTION = (
     "Attention of one layer on a text, or on a pair of texts: the layer attends on the hidden states that the unmasked model has "

@@ -42,6 +42,10 @@ def attend_examples(spec: LayerSpec) -> Body:
             "Three queries over four keys, of which the last is padding; the two strongest keys of each row",
             {**cross, "masks": [{"kind": "lengths", "values": 3}], "weights": {"form": "top_k", "k": 2}},
         ),
+        "arithmetic": _example(
+            "The scaled scores of the first row in head 0; each head's log-sum-exp and entropy",
+            {**small, "scores": {"stage": "scaled", "heads": [0], "queries": [0]}, "lse": True, "entropy": True},
+        ),
         "base64": _example("Tensors as base64", {name: _base64(tensor) for name, tensor in small.items()}),
         **_mask_bodies(small, 2, 2),
         **_weights_bodies(small),
@@ -105,6 +109,7 @@ def _weights_bodies(body: Body) -> Body:
         "heads": ("of head 0", {"form": "heads", "heads": [0]}),
         "mean": ("averaged over the heads, for the first query row", {"form": "mean", "queries": [0]}),
         "top_k": ("the largest of each row, and the rest", {"form": "top_k", "k": 1, "dtype": "float16"}),
+        "contributions": ("times what each key's value adds to the output", {"form": "contributions", "heads": [0]}),
         "short": ("a short form", "mean"),
     }
     return {

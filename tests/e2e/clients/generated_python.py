@@ -7,6 +7,7 @@ from attention_service_client import Client
 from attention_service_client.api.admin import delete_layer, put_layer
 from attention_service_client.api.attention import attention
 from attention_service_client.api.layers import attend, get_layer, list_layers
+from attention_service_client.api.models import attend_text, get_model, list_models, states
 from attention_service_client.api.open_inference_protocol import infer, model_metadata
 from attention_service_client.api.operations import healthz
 from attention_service_client.models import (
@@ -30,11 +31,17 @@ from attention_service_client.models import (
     LayerList,
     LayoutName,
     LengthsMask,
+    Model,
+    ModelAnswer,
+    ModelAttendRequest,
+    ModelList,
     ModelMetadata,
     Problem,
     Scores,
     ShortWeights,
     Stage,
+    StatesAnswer,
+    StatesRequest,
     TensorObject,
     TopK,
     Weights,
@@ -43,6 +50,8 @@ from attention_service_client.models import (
 )
 from expected import LAYER, MASK, WIDTH, X, run
 from expected import attend as expected_attend
+
+MODEL = "minilm"
 
 
 def client(url: str) -> Client:
@@ -79,6 +88,25 @@ def tensors_as_base64_give_the_bits_of_any_client(url: str) -> None:
     wanted = expected_attend(url, query=X, masks=[plain], weights="heads")
     assert np.array_equal(array_of(answer.output), wanted["output"])
     assert np.array_equal(array_of(answer.weights), wanted["weights"])
+
+
+def a_text_becomes_attention_and_states(url: str) -> None:
+    found = list_models.sync(client=client(url))
+    assert isinstance(found, ModelList)
+    assert [model.name for model in found.models] == [MODEL]
+    model = get_model.sync(MODEL, client=client(url))
+    assert isinstance(model, Model)
+    assert model.fault is None
+    asked = ModelAttendRequest(text="the animal", layer=1, weights=Weights(form=WeightsForm.HEADS), entropy=True)
+    answer = attend_text.sync(MODEL, client=client(url), body=asked)
+    assert isinstance(answer, ModelAnswer)
+    assert [(token.text, token.offsets) for token in answer.tokens[:2]] == [("[CLS]", None), ("the", [0, 3])]
+    rows = states.sync(MODEL, client=client(url), body=StatesRequest(tokens=["it"], layers=[0]))
+    assert isinstance(rows, StatesAnswer)
+    assert np.shape(rows.states) == (1, 1, model.width)
+    missing = get_model.sync("none", client=client(url))
+    assert isinstance(missing, Problem)
+    assert missing.code == "model_not_found"
 
 
 def every_kind_of_mask_and_form_of_weights_is_taken(url: str) -> None:
@@ -150,6 +178,7 @@ if __name__ == "__main__":
     run(
         [
             the_layers_are_listed_and_described,
+            a_text_becomes_attention_and_states,
             tensors_as_base64_give_the_bits_of_any_client,
             every_kind_of_mask_and_form_of_weights_is_taken,
             attention_without_a_layer_returns_what_is_asked_for,

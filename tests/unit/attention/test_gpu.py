@@ -80,7 +80,7 @@ def test_the_gpu_matches_the_cpu(engine, dtype):
     expected = make_layer(SPEC, torch.float64).forward(calls)
     for one, other in zip(engine.run(calls).result(), expected, strict=True):
         for name in ("output", "weights", "scores", "lse", "entropy"):
-            pair = getattr(one, name), getattr(other, name)
+            pair = getattr(one, name), getattr(other, name).float()
             torch.testing.assert_close(*pair, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 

@@ -124,7 +124,7 @@ def test_a_link_to_nothing_is_overwritten_only_with_replace(run_command, tmp_pat
     ask = ("import", file(tmp_path, gpt2(12)), "--name", "mine", "--heads", 3)
     (tmp_path / "layers").mkdir()
     (tmp_path / "layers" / "mine.safetensors").symlink_to("nothing")
-    why = f"--layers-dir {tmp_path}/layers: a file has the name of the layer; --replace overwrites it"
+    why = f'--layers-dir {tmp_path}/layers: layer "mine": a file has this name; --replace overwrites it'
     assert run_command(*ask) == (1, "", f"attention-service: {why}\n")
     assert run_command(*ask, "--replace")[0] == 0
 

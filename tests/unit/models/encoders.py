@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,10 @@ from service.layers.store import StoredLayer
 from service.models.encoder import Encoder, EncoderCall, placeholder
 from service.models.families import BY_MODEL
 from service.models.importer import import_model
-from service.models.stored_model import StoredModel
+from service.models.stored_model import ModelOptions, StoredModel
 
 CPU = torch.device("cpu")
+WIDTH = 8
 LETTERS = [*"abcdefghijklmnopqrstuvwxyz", "é", "ш", "🐈"]
 SPECIAL = {"bert": ["[PAD]", "[UNK]", "[CLS]", "[SEP]"], "roberta": ["<s>", "<pad>", "</s>", "<unk>"]}
 CONFIG = {
@@ -49,7 +51,7 @@ def tokenizer_json(kind: str = "bert") -> bytes:
     words = SPECIAL["roberta" if kind == "roberta" else "bert"] + LETTERS + [f"##{letter}" for letter in LETTERS]
     vocabulary = {word: place for place, word in enumerate(words)}
     unknown = "[UNK]" if kind != "roberta" else "<unk>"
-    library = Library(models.WordPiece(vocabulary, unk_token=unknown))  # type: ignore[arg-type]
+    library = Library(models.WordPiece(vocabulary, unk_token=unknown))
     library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     library.post_processor = processors.TemplateProcessing(
         single=f"{first} $A {last}",
@@ -64,42 +66,27 @@ def tokenizer_json(kind: str = "bert") -> bytes:
 def tensors_of(model_type: str, prefix: str = "") -> dict[str, torch.Tensor]:
     """The tensors of the family's table and of its attention layers, with those of a head."""
     family, config = BY_MODEL[model_type], CONFIGS[model_type]
-    width, inner, depth = (
-        config.get(name, config.get(other))
-        for name, other in (
-            ("dim", "hidden_size"),
-            ("hidden_dim", "intermediate_size"),
-            ("n_layers", "num_hidden_layers"),
-        )
-    )
-    embedding = config.get("embedding_size", width)
-    rows = {"word": 80, "position": config["max_position_embeddings"], "type": config.get("type_vocab_size", 0)}
+    embedding, depth = config.get("embedding_size", WIDTH), 2
+    rows, types = config["max_position_embeddings"], config.get("type_vocab_size", 0)
+    options = ModelOptions(WIDTH, embedding, 16, 80, rows, 0, types, 1e-5, "gelu")
+    shapes, keys = options.tensor_shapes(depth), family.keys(depth, is_projected=options.is_projected)
     names = ("q_lin", "k_lin", "v_lin", "out_lin")
     if family.attention == "bert":
         names = ("self.query", "self.key", "self.value", "output.dense")
     made: dict[str, torch.Tensor] = {f"{prefix}pooler.dense.weight": torch.zeros(2, 2), "cls.bias": torch.zeros(3)}
     random = torch.Generator().manual_seed(7)
-    for ours, key in family.keys(depth, is_projected=embedding != width).items():
-        last = ours.split(".")[1]
-        shape: tuple[int, ...] = (rows[last], embedding) if last in rows else (width,)
-        if ours.endswith("weight") and last in {"inner", "outer", "project"}:
-            shape = {"inner": (inner, width), "outer": (width, inner), "project": (width, embedding)}[last]
-        elif ours.startswith("embeddings.norm"):
-            shape = (embedding,)
-        elif last == "inner":
-            shape = (inner,)
-        made[prefix + key] = torch.randn(shape, generator=random)
+    made |= {prefix + key: torch.randn(shapes[ours], generator=random) for ours, key in keys.items()}
     for n in range(depth):
         for name in names:
             below = f"{prefix}{family.layer.format(n=n)}attention.{name}"
             made |= {
-                f"{below}.weight": torch.randn(width, width, generator=random) / 2,
-                f"{below}.bias": torch.ones(width),
+                f"{below}.weight": torch.randn(WIDTH, WIDTH, generator=random) / 2,
+                f"{below}.bias": torch.ones(WIDTH),
             }
     return made
 
 
-def checkpoint(path: Path, model_type: str = "bert", prefix: str = "", **changes: Any) -> Path:
+def checkpoint(path: Path, model_type: str = "bert", prefix: str = "", /, **changes: Any) -> Path:
     """Write a checkpoint directory; `changes` are tensors by key (None: left out), or options of its config.json."""
     path.mkdir(exist_ok=True, parents=True)
     tensors: dict[str, Any] = tensors_of(model_type, prefix)
@@ -117,11 +104,13 @@ def imported(path: Path, name: str = "tiny") -> tuple[StoredModel, list[StoredLa
 
 
 def encoder(model: StoredModel, layers: list[StoredLayer], dtype: torch.dtype = torch.float32) -> Encoder:
-    loaded = [
-        LoadedLayer(layer.spec, layer.tensors, {dtype: Layer(layer.spec, layer.tensors, dtype=dtype, device=CPU)})
-        for layer in layers
-    ]
-    return Encoder(model, loaded, device=CPU)
+    return Encoder(model, [loaded_layer(layer, dtype) for layer in layers], device=CPU)
+
+
+def loaded_layer(layer: StoredLayer, dtype: torch.dtype = torch.float32) -> LoadedLayer:
+    """The layer as the engine has it after its load."""
+    build = partial(Layer, layer.spec, layer.tensors)
+    return LoadedLayer(build, dtype, variants={dtype: build(dtype=dtype, device=CPU)})
 
 
 def states_call(ids: list[int], types: list[int], *states: int) -> EncoderCall:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from service.attention.masks import CombinedMask, Sizes, causal
 from service.attention.progress import Progress, Stopped
 from service.errors import LayerError
 from service.models.families import BY_MODEL
+from tests.attention_fixtures import full_weights
 from tests.unit.layers.checkpoints import stored
 from tests.unit.models.encoders import CONFIGS, attend_call, checkpoint, encoder, imported, states_call
 
@@ -36,7 +38,7 @@ ACTIVATIONS = {
 }
 
 
-def expected_states(model, layers, ids, types):
+def expected_states(model, layers, ids=IDS, types=TYPES):
     """The hidden states by the definition (Devlin et al. 2019), in float64."""
     t, options = {name: tensor.double().numpy() for name, tensor in model.tensors.items()}, model.options
 
@@ -68,14 +70,14 @@ def tiny(request, tmp_path_factory):
 
 def test_the_states_are_those_of_the_definition(tiny):
     answer = encoder(*tiny).forward([states_call(IDS, TYPES, 0, 1, 2)])[0]
-    np.testing.assert_allclose(answer.output, expected_states(*tiny, IDS, TYPES), atol=2e-5)
+    np.testing.assert_allclose(answer.output, expected_states(*tiny), atol=2e-5)
 
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "swish"])
 def test_every_activation_is_the_one_of_its_name(tmp_path, activation):
     made = imported(checkpoint(tmp_path, hidden_act=activation))
     answer = encoder(*made).forward([states_call(IDS, TYPES, 2)])[0]
-    np.testing.assert_allclose(answer.output[0], expected_states(*made, IDS, TYPES)[2], atol=2e-5)
+    np.testing.assert_allclose(answer.output[0], expected_states(*made)[2], atol=2e-5)
 
 
 def test_states_come_in_the_requested_order_and_have_the_bits_of_one_asked_alone(tiny):
@@ -90,13 +92,13 @@ def test_states_come_in_the_requested_order_and_have_the_bits_of_one_asked_alone
 def test_a_layer_attends_as_it_does_to_the_states_sent_to_it(tiny, dtype, layer):
     model, layers = tiny
     runner, sizes = encoder(model, layers, dtype), Sizes(1, 2, len(IDS), len(IDS))
-    parts = {"mask": CombinedMask(sizes, (causal(sizes, 0),)), "weights": WeightsWanted("heads")}
+    parts: dict[str, Any] = {"mask": CombinedMask(sizes, (causal(sizes, 0),)), "weights": WeightsWanted("heads")}
     states = runner.forward([states_call(IDS, [0] * len(IDS), layer)])[0].output
     assert states.dtype == torch.float32
     answer = runner.forward([attend_call(IDS, layer, 8, **parts)])[0]
     own = runner._layers[layer].forward([Call(states, **parts)])[0]
     assert torch.equal(answer.output, own.output)
-    assert torch.equal(answer.weights, own.weights)
+    assert torch.equal(*(full_weights(found) for found in (answer, own)))
 
 
 def test_a_call_has_its_bits_alone_and_in_a_batch(tiny):
@@ -120,8 +122,8 @@ def test_padding_takes_no_position_where_a_family_has_an_offset(tmp_path):
     states = encoder(model, layers).forward([states_call([5, 1, 6], [0] * 3, 0)])[0].output[0]
     word, position = model.tensors["embeddings.word"], model.tensors["embeddings.position"]
     rows = word[[5, 1, 6]] + position[[2, 1, 3]] + model.tensors["embeddings.type"][0]
-    norm = (model.tensors[f"embeddings.norm.{kind}"] for kind in ("weight", "bias"))
-    expected = torch.nn.functional.layer_norm(rows, (8,), *norm, eps=1e-5)
+    weight, bias = (model.tensors[f"embeddings.norm.{kind}"] for kind in ("weight", "bias"))
+    expected = torch.nn.functional.layer_norm(rows, (8,), weight, bias, 1e-5)
     torch.testing.assert_close(states, expected)
 
 
