@@ -37,14 +37,16 @@ heads_wanted = WeightsWanted("heads")
 
 def attention_weights(heads, mask, scale, wanted: WeightsWanted):
     """The weights that `attend_with_extras` returns beside the output, without the B axis."""
-    matrix = randn(5, len(heads.v) * heads.v.shape[2], seed=9)
-    found = attend_with_extras(heads, mask, scale, asking(wanted), matrix)[1].weights
-    assert found is not None
+    _, found = output_and_weights(heads, mask, scale, wanted)
     return TopK(*(part[0] for part in found)) if isinstance(found, TopK) else found[0]
 
 
-def asking(wanted: WeightsWanted) -> Call:
-    return Call(torch.empty(0), weights=wanted)
+def output_and_weights(heads, mask, scale, wanted: WeightsWanted) -> tuple[torch.Tensor, torch.Tensor | TopK]:
+    matrix = randn(5, len(heads.v) * heads.v.shape[2], seed=9)
+    output, found = attend_with_extras(heads, mask, scale, Call(torch.empty(0), weights=wanted), matrix)
+    assert found is not None
+    assert found.weights is not None
+    return output, found.weights
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -62,8 +64,8 @@ def test_a_selection_is_bit_for_bit_the_slice_of_the_full_answer(dtype, threads)
         heads = random_heads(sizes, dtype, seed)
         wanted = data.draw(weights_wanted(sizes))
         exact = torch.promote_types(dtype, torch.float32)
-        form = "contributions" if wanted.form == "contributions" else "heads"
-        full = attention_weights(heads, mask, 0.3, WeightsWanted(form, dtype=exact))
+        all_heads = WeightsWanted("contributions" if wanted.form == "contributions" else "heads", dtype=exact)
+        full = attention_weights(heads, mask, 0.3, all_heads)
         assert isinstance(full, torch.Tensor)
         found = attention_weights(heads, mask, 0.3, dataclasses.replace(wanted, dtype=exact))
         assert same_weights(found, sliced(full, wanted))
@@ -118,9 +120,9 @@ def test_output_and_weights_together_equal_each_alone(dtype, threads):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(kernels, "MAX_SMALL_SCORES", data.draw(st.sampled_from([600, kernels.MAX_SMALL_SCORES])))
             alone = kernels.attend(heads, mask, 0.3).clone()
-            output, found = attend_with_extras(heads, mask, 0.3, asking(wanted))
+            output, weights = output_and_weights(heads, mask, 0.3, wanted)
             assert same_bits(output, alone)
-            assert same_weights(found.weights, attend_with_extras(heads, mask, 0.3, asking(wanted))[1].weights)
+            assert same_weights(weights, output_and_weights(heads, mask, 0.3, wanted)[1])
 
     with torch_threads(threads):
         check()

@@ -12,7 +12,7 @@ import pytest
 from rich.cells import cell_len
 from typer.testing import CliRunner
 
-from attention_client import Client, masks
+from attention_client import Client, TopK, Weights, masks
 from attention_client.cli import asking
 from attention_client.cli.app import app
 from attention_client.cli.arguments import tensor_field
@@ -44,19 +44,23 @@ def test_a_service_draws_the_tokens_of_a_text_and_names_what_is_wrong_by_its_opt
         assert run(*mistaken).startswith(f"422 invalid: {place} "), run(*mistaken)
 
 
-def test_the_answer_on_a_text_is_that_of_its_layer_to_the_states_in_front_of_it(bridge):
+@pytest.mark.parametrize("weights", ["heads", "contributions", Weights("top_k", k=2, heads=[1]), None])
+def test_the_answer_on_a_text_is_that_of_its_layer_to_the_states_in_front_of_it(bridge, weights):
+    bias = masks.bias(np.array([0, -np.inf, 1], np.float32), axes="s")
+    options: Any = {"weights": weights, "scores": "masked", "lse": True, "entropy": True}
     with Client("http://service", transport=bridge) as client:
-        options: Any = {
-            "masks": [masks.causal(), masks.bias(np.array([0, -np.inf, 1], np.float32), axes="s")],
-            "weights": "heads",
-        }
-        answer = client.attend_text("tiny", tokens=["[CLS]", "it", "[SEP]"], layer=1, **options)
+        answer = client.attend_text(
+            "tiny", tokens=["[CLS]", "it", "[SEP]"], layer=1, masks=[masks.causal(), bias], **options
+        )
         states = client.states("tiny", "it", layers=[2, 1])
-        same = client.attend(answer.layer, states.states[1], **options)
-        assert answer.output.tobytes() == same.output.tobytes()
-        assert np.asarray(answer.weights).tobytes() == np.asarray(same.weights).tobytes()
-        assert [token.offsets for token in states.tokens] == [None, (0, 2), None]
+        same = client.attend(answer.layer, states.states[1], masks=[masks.causal(), bias], **options)
         assert [(model["name"], model["fault"]) for model in client.models()] == [("tiny", None)]
+    for name in ("output", "weights", "scores", "lse", "entropy"):
+        found, expected = getattr(answer, name), getattr(same, name)
+        for part in ("values", "indices", "rest") if isinstance(expected, TopK) else [""]:
+            one, other = (getattr(array, part) if part else array for array in (found, expected))
+            assert np.asarray(one).tobytes() == np.asarray(other).tobytes(), (name, part)
+    assert [token.offsets for token in states.tokens] == [None, (0, 2), None]
 
 
 def models(*names: str) -> httpx2.Response:
