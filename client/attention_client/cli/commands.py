@@ -160,9 +160,10 @@ def show(
     """Draw one head's attention weights as a heat map."""
     if legend and svg:
         raise InvalidInput("--legend is of the terminal; --svg has its own scale")
-    _check_source((layer, text, weights), any((query, key, value, request)), any((causal, mask)))
-    _check_text(text, (text_pair, model, number), (tokens, key_tokens, sequence))
-    words = _split(tokens), _split(key_tokens)
+    _check_source(layer, text, weights, any((query, key, value, request)), any((causal, mask)))
+    if (text_pair, model, number) != (None, None, None) if text is None else any((tokens, key_tokens, sequence)):
+        raise InvalidInput("--text-pair, --model and --layer go with --text; --tokens, --key-tokens, --sequence do not")
+    words = [None if given is None else given.split() for given in (tokens, key_tokens)]
     if weights is not None:
         drawn, title = stored_head(weights, sequence, head)
     else:
@@ -176,23 +177,11 @@ def show(
     print_map(drawn, words, title, svg, use_legend=legend)
 
 
-def _split(words: str | None) -> list[str] | None:
-    return None if words is None else words.split()
-
-
-def _check_source(sources: tuple[object, ...], has_arrays: object, has_masks: object) -> None:
-    """Raise InvalidInput unless one of layer, text and stored weights is given, with options that go with it."""
-    layer, _, weights = sources
-    if sources.count(None) != len(sources) - 1 or (layer is None and has_arrays) or (weights and has_masks):
+def _check_source(layer: object, text: object, weights: object, has_arrays: object, has_masks: object) -> None:
+    is_one = sum(source is not None for source in (layer, text, weights)) == 1
+    if not is_one or (layer is None and has_arrays) or (weights and has_masks):
         words = "give either a layer or --weights FILE or --text"
         raise InvalidInput(f"{words}; arrays and a request go only with a layer, masks not with --weights")
-
-
-def _check_text(text: str | None, of_text: tuple[object, ...], of_others: tuple[object, ...]) -> None:
-    if text is None and of_text != (None, None, None):
-        raise InvalidInput("--text-pair, --model and --layer go with --text")
-    if text is not None and any(of_others):
-        raise InvalidInput("--text has its own tokens: leave out --tokens and --key-tokens, and --sequence")
 
 
 def compare(

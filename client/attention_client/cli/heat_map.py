@@ -48,9 +48,7 @@ def asked_head(ask: Ask, layer: str | None, body: dict[str, Any], sequence: int,
     return sequences[sequence]
 
 
-def text_head(
-    ask: Ask, model: str | None, body: dict[str, Any], head: int
-) -> tuple[np.ndarray, tuple[Words, Words], str]:
+def text_head(ask: Ask, model: str | None, body: dict[str, Any], head: int) -> tuple[np.ndarray, list[Words], str]:
     """Return the weights [L, L] of a head of a model (None: the only one) on a text, its tokens as words, and a title."""
     model = model or ask.only_model()
     reply = ask.of_text(model, {**body, "weights": {"form": "heads", "heads": [head]}})
@@ -58,7 +56,7 @@ def text_head(
         case [*tokens] if all(isinstance(token, dict) and isinstance(token.get("text"), str) for token in tokens):
             words = [token["text"] for token in tokens]
             weights = reply.array("weights", (1, len(words), len(words)))[0]
-            return weights, (words, None), f"{model}, layer {body['layer']}, head {head}"
+            return weights, [words, None], f"{model}, layer {body['layer']}, head {head}"
     raise BadAnswer("the answer lacks the tokens of the text")
 
 
@@ -79,7 +77,7 @@ def stored_head(path: Path, sequence: int, head: int | None) -> tuple[np.ndarray
 
 
 def print_map(
-    weights: np.ndarray, words: tuple[Words, Words], title: str, picture: Path | None, *, use_legend: bool
+    weights: np.ndarray, words: Sequence[Words], title: str, picture: Path | None, *, use_legend: bool
 ) -> None:
     """Draw the weights in the terminal, or write them to the SVG `picture`; `words` are those of queries and of keys."""
     (tokens, key_tokens), (rows, columns), title = words, weights.shape, printable(title)
