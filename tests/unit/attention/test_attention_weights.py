@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ from tests.attention_fixtures import (
     same_weights,
     torch_threads,
 )
-from tests.strategies import masks_for, seeds, weights_wanted
+from tests.strategies import extras_wanted, masks_for, seeds, weights_wanted
 
 heads_wanted = WeightsWanted("heads")
 
@@ -126,6 +127,38 @@ def test_output_and_weights_together_equal_each_alone(dtype, threads):
 
     with torch_threads(threads):
         check()
+
+
+@settings(max_examples=60)
+@given(st.data(), st.integers(1, 40), st.integers(1, 40), seeds, st.sampled_from(DTYPES))
+def test_what_else_a_call_requests_changes_no_bit_of_a_result(data, queries, keys, seed, dtype):
+    sizes = Sizes(1, 3, queries, keys)
+    heads, fields = random_heads(sizes, dtype, seed), data.draw(extras_wanted(sizes))
+    combined = engine_mask(data.draw(masks_for(sizes, max_masks=1)), sizes)
+    mask = None if combined is None else combined.lowered(0, torch.promote_types(dtype, torch.float32))
+
+    def found(**asked: Any) -> dict[str, Any]:
+        extras = attend_with_extras(heads, mask, 0.3, Call(torch.empty(0), **asked))[1]
+        assert extras is not None
+        return extras._asdict()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "MAX_SMALL_SCORES", data.draw(st.sampled_from([600, kernels.MAX_SMALL_SCORES])))
+        together = found(**fields)
+        for field, value in fields.items():
+            name = field.removeprefix("has_")
+            assert same_weights(found(**{field: value})[name], together[name])
+        returned = {name for name, value in together.items() if value is not None}
+        assert returned == {field.removeprefix("has_") for field in fields}
+
+
+def test_selecting_the_largest_weights_changes_no_bit_of_the_entropy():
+    heads = random_heads(Sizes(1, 3, 5, 7), torch.float32)
+    calls = [Call(torch.empty(0), weights=wanted, has_entropy=True) for wanted in (None, WeightsWanted("top_k", k=1))]
+    plain, selecting = (attend_with_extras(heads, None, 0.3, call)[1] for call in calls)
+    assert plain is not None
+    assert selecting is not None
+    assert same_weights(plain.entropy, selecting.entropy)
 
 
 @settings(max_examples=150)
