@@ -17,14 +17,13 @@ from service.api.attend_route import ANSWER_CODINGS, BODY_CODINGS, FORMS
 from service.api.problems import problem_responses
 from service.api.reply import JSON, Coding, answer_coding, answer_type, body_type
 from service.api.request_context import RequestContext, SharedState
-from service.errors import DuplicateKey, EngineFailed, Malformed, ServiceError
+from service.errors import BadJson, DuplicateKey, EngineFailed, Malformed, NonFinite, ServiceError
 from service.http.asgi import Application, Receive, Scope, Send
 from service.http.request_parser import HeaderFields
-from service.layers.catalog import Catalog, ServedLayer
-from service.models.served_model import ServedModel
-from service.models.stored_model import ModelAbout
+from service.layers.catalog import Catalog
+from service.models.served_model import ModelState, ServedModel
 from service.wire.attend_request import RequestLimits
-from service.wire.model_request import Check, ModelRequest, check_model_attend, check_states, write_model_json
+from service.wire.model_request import Check, Checked, ModelFacts, check_model_attend, check_states, write_model_json
 from service.wire.safetensors_codec import write_safetensors
 
 MODEL_ROUTES: dict[str, Check] = {
@@ -52,22 +51,13 @@ class ModelList(BaseModel):
     models: list[Model] = Field(description="by name")
 
 
-class ModelState(Protocol):
-    """What is known of a model (`worker/model_registry.py`)."""
-
-    name: str
-    about: ModelAbout | None
-    layers: list[ServedLayer]
-    fault: str | None
-
-
 class Models(Protocol):
     """The models of one process; `worker/model_registry.py` implements it."""
 
     def find(self, name: str) -> ServedModel | None: ...
     async def get(self, name: str) -> ServedModel: ...
-    async def states(self) -> list[Any]: ...
-    async def state(self, name: str) -> Any: ...
+    async def states(self) -> list[ModelState]: ...
+    async def state(self, name: str) -> ModelState: ...
 
 
 def model_endpoints(shared: SharedState, models: Models) -> dict[str, Application]:
@@ -91,14 +81,17 @@ class ModelRoute:
                 "the model was read and checked, for its first use", self._models.get(name)
             )
             context.take(model)
-            work = partial(_checked, self._check, document, model, context.limits.request)
-            request = await context.off_loop(work)
-            await context.counted(request.checked)
-            del document, work
-            tensors, facts = request.answer(*await context.ask(request.checked))
-            form = request.checked.form
+            request, more = await context.off_loop(
+                partial(_checked, self._check, document, model, context.limits.request)
+            )
+            await context.counted(request)
+            del document
+            tensors, found = await context.ask(request)
+            facts = ModelFacts(found, more)
+            if "layers" in more:
+                tensors = {"states": tensors["output"]}
             is_json = wanted == JSON
-            pieces = write_model_json(tensors, facts, form) if is_json else write_safetensors(tensors, facts)
+            pieces = write_model_json(tensors, facts, request.form) if is_json else write_safetensors(tensors, facts)
             del request
             await context.send(send, [(b"content-type", wanted)], pieces, coding)
 
@@ -116,22 +109,27 @@ async def _parsed(context: RequestContext[ServedModel], body: bytearray) -> dict
     """Return the JSON object; an error shows nothing of the body, not even a name, because a text may have slipped into one."""
     try:
         return await context.parsed(body)
-    except DuplicateKey:
-        raise DuplicateKey("an object of the body has the same key twice") from None
-    except Malformed as error:
-        error.shown = ""
-        raise
+    except (Malformed, NonFinite) as error:
+        has_names = error.param is not None or isinstance(error, DuplicateKey)
+        raise type(error)(_WITHOUT_NAMES[type(error)] if has_names else error.message) from None
 
 
-def _checked(check: Check, document: Mapping[str, object], model: ServedModel, limits: RequestLimits) -> ModelRequest:
-    """Return the checked request; a fault of ours is reported without its traceback's last line, which may have the text."""
+_WITHOUT_NAMES: dict[type[ServiceError], str] = {
+    DuplicateKey: "an object of the body has the same key twice",
+    BadJson: "the body is not valid JSON: it has NaN or Infinity, which is no number of JSON",
+    NonFinite: "a number of the body is beyond the range of float64",
+}
+
+
+def _checked(check: Check, document: Mapping[str, object], model: ServedModel, limits: RequestLimits) -> Checked:
+    """Return the checked request; a fault of ours is reported with its place, but without its message, which may have text."""
     try:
         return check(document, model, limits)
     except ServiceError:
         raise
-    except Exception:  # noqa: BLE001 (see above)
-        error = EngineFailed("the service could not check this request")
-    raise error
+    except Exception as fault:  # noqa: BLE001 (see above)
+        place = RuntimeError(type(fault).__name__).with_traceback(fault.__traceback__)
+    raise EngineFailed("an internal fault; the log has its place under the request id") from place
 
 
 def make_models_router(models: Models) -> APIRouter:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 
 from service.attention.call import Call, WeightsWanted
 from service.attention.engine import LoadedLayer, QueryCall
 from service.attention.self_check import RATED, checks, rated
-from service.errors import LayerError
+from service.errors import LayerError, LayerNotLoaded
 from service.layers.catalog import Catalog, ServedLayer
 from service.models.encoder import Encoder, EncoderCall, placeholder
 from service.models.stored_model import ModelAbout
@@ -53,12 +54,23 @@ class ServedModel:
         return call.query.shape[0] * call.query.shape[1] * self.about.options.width * call.query.element_size()
 
 
+class ModelState(NamedTuple):
+    """What is known of a model: what its file says, its layers if they are served, and why it cannot be used now."""
+
+    name: str
+    about: ModelAbout | None
+    layers: Sequence[ServedLayer]
+    fault: str | None
+
+
 def find_layers(about: ModelAbout, catalog: Catalog) -> list[ServedLayer]:
     """Return the model's layers in order; raise LayerError if one is not served, or in another version."""
     for name, digest in about.layers:
         if (layer := catalog.layers.get(name)) is None or layer.digest != digest:
-            why = "is not served" if layer is None else "has changed since the model was imported"
-            raise LayerError(f'model "{about.name}": its layer "{name}" {why}; import the model again')
+            why = "is not served" if layer is None else "is served in another version"
+            raise LayerError(
+                f'model "{about.name}": its layer "{name}" {why}; load that layer, or import the model again'
+            )
     return [catalog.layers[name] for name, _ in about.layers]
 
 
@@ -76,7 +88,9 @@ def _(encoder: Encoder) -> Iterator[bool]:
     alone = []
     for call in calls:
         alone.append(encoder.forward([call])[0].output)
-        yield bool(alone[-1].isfinite().all())
+        if not alone[-1].isfinite().all():
+            raise LayerNotLoaded("its hidden states are not finite in the service's dtype")
+        yield True
     with_weights = [sample_call(encoder, length, WeightsWanted("heads")) for length in (1, 14)]
     for batch in (calls, with_weights):
         answers = encoder.forward(batch)

@@ -7,7 +7,7 @@ it means the same as on the layer's own route. No error repeats text. Run the ch
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple
 
 import orjson
 import torch
@@ -109,41 +109,26 @@ class StatesAnswer(BaseModel):
     timing_ms: Timing = Field(description="how long it took")
 
 
-B = TypeVar("B", bound=TextRequest)
-
-
 class ModelFacts(NamedTuple):
-    """The facts of an answer of a model: some of an attend answer's, and `more`."""
+    """The facts of an answer: those of the call, and `more`, which the request knows; hidden states are of no one layer."""
 
     facts: AnswerFacts
-    kept: tuple[str, ...]
     more: Mapping[str, Any]
 
     def to_json(self) -> dict[str, Any]:
-        facts = self.facts.to_json()
-        return {**self.more, **{name: facts[name] for name in self.kept}}
+        found = {**self.facts.to_json(), **self.more}
+        return {name: value for name, value in found.items() if name not in _OF_LAYER or "layer" in self.more}
 
 
-class ModelRequest(NamedTuple):
-    """A call that can run, and what its answer repeats of it."""
-
-    checked: CheckedRequest
-    kept: tuple[str, ...]
-    more: Mapping[str, Any]
-
-    def answer(
-        self, tensors: dict[str, torch.Tensor], facts: AnswerFacts
-    ) -> tuple[dict[str, torch.Tensor], ModelFacts]:
-        """Return the tensors and the other fields of the answer, given those of the call's."""
-        named = tensors if "masked_rows" in self.kept else {"states": tensors["output"]}
-        return named, ModelFacts(facts, self.kept, self.more)
+_OF_LAYER = {"layer", "masked_rows"}
+_OF_MODEL = {"layer", *TextRequest.model_fields}
+Checked = tuple[CheckedRequest, dict[str, Any]]
+"""A call that can run, and the facts of its answer that are known before it runs."""
+Check = Callable[[Mapping[str, object], ServedModel, RequestLimits], Checked]
 
 
-Check = Callable[[Mapping[str, object], ServedModel, RequestLimits], ModelRequest]
-
-
-def check_model_attend(document: Mapping[str, object], model: ServedModel, limits: RequestLimits) -> ModelRequest:
-    """Return the checked request; raises InvalidInput or a subclass, CostLimit, and MaskedRow."""
+def check_model_attend(document: Mapping[str, object], model: ServedModel, limits: RequestLimits) -> Checked:
+    """Check a request for attention; raises InvalidInput or a subclass, CostLimit, and MaskedRow."""
     body = read_model(ModelAttendRequest, document)
     depth = len(model.layers)
     if not 0 <= body.layer < depth:
@@ -152,32 +137,26 @@ def check_model_attend(document: Mapping[str, object], model: ServedModel, limit
     length, width = len(tokens.ids), layer.spec.query_width
     zeros = {"dtype": "float32", "shape": [length, width], "data": memoryview(bytearray(4 * length * width))}
     of_layer = {name: value for name, value in document.items() if name not in _OF_MODEL}
-    checked = check_request({"query": zeros, **of_layer}, layer.name, layer.spec, limits).counted()
-    attend: Any = checked.call._replace(query=placeholder(length, width))
+    found = check_request({"query": zeros, **of_layer}, layer.name, layer.spec, limits).counted()
+    attend: Any = found.call._replace(query=placeholder(length, width))
     call: Any = EncoderCall(torch.tensor(tokens.ids), torch.tensor(tokens.types), body.layer, attend)
-    cost = checked.cost._replace(flops=checked.cost.flops + model.encoder.flops(length, body.layer))
+    cost = found.cost._replace(flops=found.cost.flops + model.encoder.flops(length, body.layer))
     more = {"layer": {"name": layer.name, "digest": layer.digest}, **_more(tokens, model)}
-    request = checked._replace(call=call, cost=cost, form=_form(body))
-    return ModelRequest(request, ("masked_rows", "batch", "timing_ms"), more)
+    return found._replace(call=call, cost=cost, form=_form(body)), more
 
 
-_OF_MODEL = {"layer", *TextRequest.model_fields}
-
-
-def check_states(document: Mapping[str, object], model: ServedModel, limits: RequestLimits) -> ModelRequest:
-    """Return the checked request for hidden states; raises InvalidInput or a subclass, and CostLimit."""
+def check_states(document: Mapping[str, object], model: ServedModel, limits: RequestLimits) -> Checked:
+    """Check a request for hidden states; raises InvalidInput or a subclass, and CostLimit."""
     body = read_model(StatesRequest, document)
     states = decode_indices(body.layers, len(model.layers) + 1, "/layers") or ()
     tokens = _tokens(body, model)
     length = len(tokens.ids)
     cells = max(layer.spec.num_heads for layer in model.layers) * length**2
-    flops = model.encoder.flops(length, max(states))
-    call: Any = EncoderCall(torch.tensor(tokens.ids), torch.tensor(tokens.types), states=states)
-    num_bytes = 4 * length * model.about.options.width
+    flops, num_bytes = model.encoder.flops(length, max(states)), 4 * length * model.about.options.width
     cost = Cost(sequences=1, tokens=length, cells=cells, weights_bytes=0, input_bytes=num_bytes, flops=flops)
     limits.check(cost, 0)
-    more = {"layers": states, **_more(tokens, model)}
-    return ModelRequest(CheckedRequest(call, cost, Layout("bld"), _form(body)), ("batch", "timing_ms"), more)
+    call: Any = EncoderCall(torch.tensor(tokens.ids), torch.tensor(tokens.types), states=states)
+    return CheckedRequest(call, cost, Layout("bld"), _form(body)), {"layers": states, **_more(tokens, model)}
 
 
 def _tokens(body: TextRequest, model: ServedModel) -> Tokens:

@@ -159,7 +159,7 @@ class LayerRegistry:
             raise
         except Exception as error:
             why = "there is no memory for it, or its first forward passes failed"
-            raise LayerNotLoaded(f"{what}: {error.message if isinstance(error, LayerNotLoaded) else why}") from error
+            raise LayerNotLoaded(f"{what}: {error.message if isinstance(error, LayerError) else why}") from error
 
     async def read(self, thread: ThreadPoolExecutor, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         future = thread.submit(work, *args, **kwargs)

@@ -12,7 +12,6 @@ import dataclasses
 import difflib
 import itertools
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
 
 import torch
 
@@ -22,7 +21,7 @@ from service.layers import wording
 from service.layers.catalog import MAX_COMPARED, Catalog, ServedLayer
 from service.layers.store import NAME
 from service.models.encoder import Encoder
-from service.models.served_model import ServedModel, find_layers
+from service.models.served_model import ModelState, ServedModel, find_layers
 from service.models.stored_model import MODEL_SUFFIX, ModelAbout, ModelStore, StoredModel
 from service.models.tokenizer import Tokenizer
 from service.observability.telemetry import Telemetry
@@ -30,15 +29,6 @@ from service.worker.layer_registry import LayerRegistry
 
 RETRY_S = 5
 NO_MODEL = "no model of that name is in the layer directory; GET /v1/models lists them"
-
-
-class ModelState(NamedTuple):
-    """What is known of a model: what its file says, its layers if they are served, and why it cannot be used now."""
-
-    name: str
-    about: ModelAbout | None
-    layers: list[ServedLayer]
-    fault: str | None
 
 
 class ModelRegistry:
@@ -99,7 +89,7 @@ class ModelRegistry:
     async def state(self, name: str) -> ModelState:
         """Return one model; raise ModelNotFound, or NotReady if it cannot be used."""
         model = self.find(name)
-        state = await self._state(name) if model is None else ModelState(name, model.about, [*model.layers], None)
+        state = await self._state(name) if model is None else ModelState(name, model.about, model.layers, None)
         if state.fault is not None:
             raise NotReady(state.fault, retry_after_s=RETRY_S)
         return state

@@ -86,6 +86,12 @@ def test_the_supervisor_never_imports_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.long
+def test_a_service_imports_the_library_of_tokenizers_only_with_a_model():
+    code = "import sys, service.app, service.commands.serve; sys.exit('tokenizers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 @pytest.mark.parametrize(
     ("room", "forbidden"),
     [

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load as load_safetensors
 
 from service.layers.store import Store
+from service.models.encoder import Encoder
 from service.models.stored_model import ModelStore
 from service.models.tokenizer import Tokenizer
 from service.observability.logs import configure_logs, finish_logs
@@ -150,6 +151,8 @@ UNPARSED = {
     "text without quotation marks": f'{{"layer": 1, "text": {WORD}}}',
     "a name twice": f'{{"text": {{"{WORD}": 1, "{WORD}": 2}}}}',
     "figures": '{"text": "a", "layer": 1, 4111 2222}',
+    "no number": f'{{"text": {{"{WORD}": NaN}}}}',
+    "a number beyond float64": f'{{"text": {{"{WORD}": 1e999}}}}',
     "no object": f'["{WORD}"]',
 }
 
@@ -214,6 +217,7 @@ def test_no_fault_of_the_service_shows_the_text(served, monkeypatch):
 
     lines = logged(lambda: served(story, layers=LAYERS))
     assert lines.count('"event":"fault"') == 3
+    assert "model_request.py" in lines, "the place of the fault"
     assert WORD not in lines
 
 
@@ -284,8 +288,30 @@ async def test_the_routes_of_models_need_a_key(service):
         assert answer.status_code == 401
 
 
+def test_neither_a_text_nor_a_pass_is_computed_on_the_event_loop(served, monkeypatch):
+    threads: list[str] = []
+
+    def noted(function):
+        def call(*args):
+            threads.append(threading.current_thread().name.split("_")[0])
+            return function(*args)
+
+        return call
+
+    monkeypatch.setattr(Tokenizer, "of_text", noted(Tokenizer.of_text))
+    monkeypatch.setattr(Encoder, "forward", noted(Encoder.forward))
+
+    async def story(service):
+        for _ in range(3):
+            assert (await attend(service)).status_code == 200
+        assert threads.count("checking") == 3
+        assert set(threads) <= {"checking", "compute", "compute-long"}
+
+    served(story, layers=LAYERS)
+
+
 @in_service(layers=LAYERS)
-async def test_a_model_has_metrics_and_a_long_text_is_no_short_job(service):
+async def test_a_model_has_metrics_once_it_is_used(service):
     assert 'layer="models/tiny"' not in (await service.client.get("/metrics")).text
     await attend(service)
     await states(service, layers=[0])
@@ -386,10 +412,10 @@ def test_a_model_lasts_as_long_as_its_layers_and_returns_with_them(served, reads
         other = small_layer("tiny-l1", scale=0.25)
         await asyncio.to_thread(Store(tmp_path / "layers").save, other)
         assert (await service.client.put("/v1/layers/tiny-l1")).status_code == 200
-        assert '"tiny-l1" has changed' in (await attend(service)).json()["detail"]
+        assert '"tiny-l1" is served in another version' in (await attend(service)).json()["detail"]
         listed = (await service.client.get("/v1/models")).json()["models"][0]
         assert (listed["heads"], listed["layers"]) == ([], ["tiny-l0", "tiny-l1"])
-        assert '"tiny-l1" has changed' in listed["fault"]
+        assert '"tiny-l1" is served in another version' in listed["fault"]
         await asyncio.to_thread(store, tmp_path, small_model(layers=[LAYERS[0], other]))
         assert (await attend(service)).status_code == 200
         assert reads.num == 3
