@@ -13,7 +13,7 @@ Invariant: the package imports neither torch nor the service.
 from __future__ import annotations
 
 from attention_client import conventions, masks
-from attention_client.answer import Answer, AttentionAnswer, Batch, Layer, Timing, TopK
+from attention_client.answer import Answer, AttentionAnswer, Batch, Layer, States, TextAnswer, Timing, Token, TopK
 from attention_client.async_client import AsyncClient
 from attention_client.errors import BadAnswer, ClientError, ConnectionFailed, ServiceError
 from attention_client.masks import Mask
@@ -35,7 +35,10 @@ __all__ = [
     "Mask",
     "Request",
     "ServiceError",
+    "States",
+    "TextAnswer",
     "Timing",
+    "Token",
     "TopK",
     "Weights",
     "conventions",

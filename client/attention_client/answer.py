@@ -16,6 +16,9 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from attention_client import errors
 from attention_client.arrays import MEDIA_TYPE, Array, Summarized, made_like, read
 from attention_client.errors import BadAnswer, ConnectionFailed, MethodNotAllowed, ServiceError
@@ -29,6 +32,7 @@ _BY_STATUS = {429: errors.Refused, 502: ConnectionFailed, 503: errors.Refused, 5
 _BY_HUNDRED = {4: errors.Rejected, 5: errors.Failed}
 
 Result = TypeVar("Result")
+_NUMPY: npt.NDArray[Any] = np.empty(0)  # an array of the kind that answers on text have
 Axes = tuple[int, ...]
 
 
@@ -114,6 +118,42 @@ class AttentionAnswer(Summarized, Generic[Array]):
     request_id: str = dataclasses.field(repr=False)
 
 
+class Token(NamedTuple):
+    """A token of a text: the vocabulary's string and id, and its place in the text (`sequence` 0) or in its pair (1).
+
+    `offsets` are its first character and the one behind its last. Both are None without such a place: for special tokens, and
+    for tokens that were sent.
+    """
+
+    text: str
+    id: int
+    offsets: tuple[int, int] | None
+    sequence: int | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
+class TextAnswer(Answer[npt.NDArray[Any]]):
+    """Result of an attend call on text, in NumPy arrays: its rows and keys are those of the `tokens`, its output is float32."""
+
+    tokens: list[Token] = dataclasses.field(repr=False)
+    model: str
+    model_digest: str = dataclasses.field(repr=False)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
+class States(Summarized):
+    """Hidden states `[K, L, D]` of the L `tokens` of a text, in front of each of the K `layers`; float32."""
+
+    states: npt.NDArray[np.float32]
+    layers: list[int]
+    tokens: list[Token] = dataclasses.field(repr=False)
+    model: str
+    model_digest: str = dataclasses.field(repr=False)
+    batch: Batch = dataclasses.field(repr=False)
+    timing_ms: Timing = dataclasses.field(repr=False)
+    request_id: str = dataclasses.field(repr=False)
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Layer:
     """A layer that is served: widths in features, `limits` of one request. `facts` is the service's whole JSON object."""
@@ -134,14 +174,31 @@ def read_answer(reply: Reply, query: Array, rows: Axes, wanted: Mapping[str, str
 
     `rows` are the axes of the output but its last; `wanted` has each tensor of the answer, and how the name of its dtype begins.
     """
-    arrays, facts = _decoded(reply, query, rows, wanted)
-    name, digest = (_checked(facts["layer"][field], str) for field in ("name", "digest"))
-    return Answer(layer=name, digest=digest, **_shared_fields(reply, arrays, facts))
+    arrays, facts = _decoded(reply, query, wanted)
+    _check_rows(arrays["output"], rows)
+    return Answer(**_named("layer", facts), **_shared_fields(reply, arrays, facts))
+
+
+def read_text_answer(reply: Reply, wanted: Mapping[str, str]) -> TextAnswer:
+    """Decode the reply to an attend call on text, whose rows are the tokens that the answer names."""
+    arrays, facts = _decoded(reply, _NUMPY, wanted)
+    text = _text_fields(facts)
+    _check_rows(arrays["output"], (len(text["tokens"]),))
+    return TextAnswer(**_named("layer", facts), **_shared_fields(reply, arrays, facts), **text)
+
+
+def read_states(reply: Reply) -> States:
+    """Decode the reply to a call for hidden states."""
+    arrays, facts = _decoded(reply, _NUMPY, {"states": "float32"})
+    text, layers = _text_fields(facts), [_checked(layer, int) for layer in facts["layers"]]
+    _check_rows(arrays["states"], (len(layers), len(text["tokens"])))
+    return States(states=arrays["states"], layers=layers, **text, **_run_fields(reply, facts))
 
 
 def read_attention(reply: Reply, query: Array, rows: Axes, wanted: Mapping[str, str]) -> AttentionAnswer[Array]:
     """Decode the reply to a call of attention without a layer, as `read_answer` does."""
-    arrays, facts = _decoded(reply, query, rows, wanted)
+    arrays, facts = _decoded(reply, query, wanted)
+    _check_rows(arrays["output"], rows)
     extras = {name: arrays.get(name) for name in EXTRAS}
     return AttentionAnswer(**_shared_fields(reply, arrays, facts) | extras)
 
@@ -156,15 +213,42 @@ def _shared_fields(reply: Reply, arrays: Mapping[str, Array], facts: Mapping[str
         "output": arrays["output"],
         "weights": weights,
         "masked_rows": _checked(facts["masked_rows"], int),
+        **_run_fields(reply, facts),
+    }
+
+
+def _run_fields(reply: Reply, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that every answer has."""
+    return {
         "batch": Batch(*(_checked(facts["batch"][name], int) for name in Batch._fields)),
         "timing_ms": Timing(*(_checked(facts["timing_ms"][name], float) for name in Timing._fields)),
         "request_id": reply.request_id,
     }
 
 
-def _decoded(
-    reply: Reply, query: Array, rows: Axes, wanted: Mapping[str, str]
-) -> tuple[dict[str, Array], dict[str, Any]]:
+def _named(kind: str, facts: Mapping[str, Any], digest: str = "digest") -> dict[str, Any]:
+    """Return the name of the layer or model that computed, and its digest."""
+    return {kind: _checked(facts[kind]["name"], str), digest: _checked(facts[kind]["digest"], str)}
+
+
+def _text_fields(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that answers on text have besides."""
+    tokens = [_token(token) for token in _checked(facts["tokens"], list)]
+    return {"tokens": tokens, **_named("model", facts, "model_digest")}
+
+
+def _token(facts: Mapping[str, Any]) -> Token:
+    offsets, sequence = facts["offsets"], facts["sequence"]
+    start, end = (0, 0) if offsets is None else (_checked(place, int) for place in offsets)
+    return Token(
+        text=_checked(facts["text"], str),
+        id=_checked(facts["id"], int),
+        offsets=None if offsets is None else (start, end),
+        sequence=None if sequence is None else _checked(sequence, int),
+    )
+
+
+def _decoded(reply: Reply, query: Array, wanted: Mapping[str, str]) -> tuple[dict[str, Array], dict[str, Any]]:
     """Return the arrays of a reply, of the kind of the query, and its other fields."""
     if reply.headers.get("content-type", "").partition(";")[0] != MEDIA_TYPE:
         raise ValueError("the answer is not a safetensors body; is this the address of an attention service?")
@@ -172,9 +256,12 @@ def _decoded(
     for name, dtype in wanted.items():
         if name not in tensors or not tensors[name].dtype.startswith(dtype):
             raise ValueError(f"it lacks {name} in the requested dtype")
-    if tensors["output"].bits.shape[:-1] != rows:
-        raise ValueError("the output has another number of rows than the query")
     return {name: made_like(query, tensors[name]) for name in wanted}, _object(metadata["response"])
+
+
+def _check_rows(found: Array, rows: Axes) -> None:
+    if tuple(found.shape[:-1]) != rows:
+        raise ValueError("the output has another number of rows than the query")
 
 
 def _object(text: str | bytes) -> dict[str, Any]:
@@ -196,6 +283,10 @@ def read_json(reply: Reply) -> dict[str, Any]:
 
 def read_layers(reply: Reply) -> list[Layer]:
     return [_layer(facts) for facts in read_json(reply)["layers"]]
+
+
+def read_models(reply: Reply) -> list[dict[str, Any]]:
+    return [dict(facts, name=_checked(facts["name"], str)) for facts in read_json(reply)["models"]]
 
 
 def read_layer(reply: Reply) -> Layer:

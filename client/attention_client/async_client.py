@@ -13,7 +13,19 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Literal, Self, TypeVar, get_args, overload
 
-from attention_client.answer import Answer, AttentionAnswer, Layer, read_attention, read_json, read_layer, read_layers
+from attention_client.answer import (
+    Answer,
+    AttentionAnswer,
+    Layer,
+    States,
+    TextAnswer,
+    read_attention,
+    read_json,
+    read_layer,
+    read_layers,
+    read_models,
+    read_states,
+)
 from attention_client.arrays import Array
 from attention_client.errors import InvalidInput, ServiceError
 from attention_client.http_transport import HttpTransport
@@ -29,10 +41,13 @@ from attention_client.request import (
     ScoresWanted,
     WeightsWanted,
     attend_call,
+    binary_answer,
     extras,
     json_text,
     layer_path,
+    model_path,
     tensor_call,
+    text_call,
 )
 
 DEFAULT_WINDOW = 8
@@ -119,6 +134,49 @@ class AsyncClient(ClientOptions):
         call = tensor_call(ATTENTION_PATH, read_attention, arrays, masked_rows, options)
         return await self.http.ask(call, timeout_s, request_id)
 
+    @with_remedies
+    async def attend_text(
+        self,
+        model: str,
+        text: str | None = None,
+        text_pair: str | None = None,
+        *,
+        tokens: Sequence[str] | None = None,
+        layer: int,
+        masks: Sequence[Mask] = (),
+        weights: WeightsWanted = None,
+        scores: ScoresWanted = None,
+        lse: bool = False,
+        entropy: bool = False,
+        masked_rows: MaskedRows = "zero",
+        timeout_s: float | None = None,
+        request_id: str | None = None,
+    ) -> TextAnswer:
+        """Attend in a layer of a model (0 is the first) to a text, a pair of texts, or `tokens`: strings of its vocabulary.
+
+        The hidden states in front of the layer are those of the model without masks. Raises as `attend`, or ModelNotFound.
+        """
+        of_text: dict[str, object] = {"text": text, "text_pair": text_pair, "tokens": tokens, "layer": layer}
+        options = {"masks": masks, "weights": weights, **extras(scores, lse, entropy)}
+        return await self.http.ask(text_call(model, of_text, masked_rows, options), timeout_s, request_id)
+
+    @with_remedies
+    async def states(
+        self,
+        model: str,
+        text: str | None = None,
+        text_pair: str | None = None,
+        *,
+        tokens: Sequence[str] | None = None,
+        layers: Sequence[int],
+        timeout_s: float | None = None,
+        request_id: str | None = None,
+    ) -> States:
+        """Return the hidden states of a text in front of `layers`; their number is behind the last. Raises as `attend_text`."""
+        fields = {"text": text, "text_pair": text_pair, "tokens": tokens, "layers": layers}
+        call = binary_answer(f"{model_path(model)}/states", read_states, fields)
+        return await self.http.ask(call, timeout_s, request_id)
+
     @overload
     def attend_many(
         self, layer: str, items: AsyncItems[Array], *, window: int = ..., timeout_s: float | None = ...
@@ -157,6 +215,13 @@ class AsyncClient(ClientOptions):
         call = Call(f"{layer_path(layer)}/attend", read_json, json_text(body).encode())
         return await self.http.ask(call, timeout_s, request_id)
 
+    async def attend_text_json(
+        self, model: str, body: Mapping[str, Any], *, timeout_s: float | None = None, request_id: str | None = None
+    ) -> dict[str, Any]:
+        """Send `body`, an attend request on text in JSON form, unchanged, and return the JSON object of the answer."""
+        call = Call(f"{model_path(model)}/attend", read_json, json_text(body).encode())
+        return await self.http.ask(call, timeout_s, request_id)
+
     async def attention_json(
         self, body: Mapping[str, Any], *, timeout_s: float | None = None, request_id: str | None = None
     ) -> dict[str, Any]:
@@ -171,6 +236,10 @@ class AsyncClient(ClientOptions):
     async def layer(self, name: str) -> Layer:
         """Return the layer of this name. Raises LayerNotFound."""
         return await self.http.ask(Call(layer_path(name), read_layer))
+
+    async def models(self) -> list[dict[str, Any]]:
+        """Return the models that the service has, as the API's objects; `fault` says why one cannot be used now."""
+        return await self.http.ask(Call("/v1/models", read_models))
 
     async def is_ready(self) -> bool:
         """Return whether the service reports that it is ready, without retries; False also if there is no valid answer."""

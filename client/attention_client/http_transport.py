@@ -149,7 +149,7 @@ class HttpTransport:
         raise AssertionError("stamina raises what the last attempt raised. This is a bug.")
 
     async def _once(self, call: Call[Any], left_s: float, request_id: str) -> Reply:
-        headers = {"accept": call.media_type, "x-request-id": request_id}
+        headers = {"accept": call.answer_type or call.media_type, "x-request-id": request_id}
         method, max_bytes = "GET" if call.content is None else "POST", self._options.max_answer_bytes
         headers |= {} if call.content is None else {"content-type": call.media_type}
         if left_s < math.inf:

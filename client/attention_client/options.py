@@ -18,7 +18,7 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _FOR_EVER_S = 1e9
 # Paths that callers copy together with the address.
 _ROUTE = re.compile(
-    r"(?i)(?<![:/])/+(v[12](/+(layers|attention|models|health)\b.*)?|docs(/errors)?|openapi\.json|healthz|readyz|metrics)/*$"
+    r"(?i)(?<![:/])/+(v[12](/+(layers|attention|models|health)\b.*)?|docs(/errors)?|explore|openapi\.json|healthz|readyz|metrics)/*$"
 )
 _API_KEY = re.compile(r"[\x21-\x7e]+")
 

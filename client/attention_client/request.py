@@ -6,6 +6,7 @@ that the service would report. The service checks everything else, so a newer on
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
 import re
@@ -15,9 +16,9 @@ from typing import Any, Generic, Literal, cast
 import numpy as np
 import numpy.typing as npt
 
-from attention_client.answer import EXTRAS, Answer, Axes, Reply, Result, read_answer
+from attention_client.answer import EXTRAS, Answer, Axes, Reply, Result, TextAnswer, read_answer, read_text_answer
 from attention_client.arrays import FLOATS, MEDIA_TYPE, VALUES, Array, Raw, Summarized, raw, write
-from attention_client.errors import InvalidInput, LayerNotFound, MaskKindRequired
+from attention_client.errors import InvalidInput, LayerNotFound, MaskKindRequired, ModelNotFound, NotServed
 from attention_client.keywords import with_remedies
 from attention_client.masks import Mask, given
 
@@ -30,7 +31,7 @@ ScoresWanted = Stage | Mapping[str, Any] | None
 ATTENTION_PATH = "/v1/attention"
 _KINDS = ("attend", "ignore", "lengths", "bias", "causal", "window")
 _TOP_K = {"weights.values": "float", "weights.indices": "int32", "weights.rest": "float"}
-_LAYER_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -82,6 +83,7 @@ class Call(Generic[Result]):
     read: Callable[[Reply], Result]
     content: bytes | None = None
     media_type: str = "application/json"
+    answer_type: str | None = None  # None: that of the content
     attempts: int | None = None  # None: those of the client
 
 
@@ -111,20 +113,48 @@ def tensor_call(
     Raises InvalidInput, BadDtype or MaskKindRequired.
     """
     tensors = {name: raw(x, f"/{name}", FLOATS) for name, x in arrays.items() if x is not None or name == "query"}
-    query, rows, fields = cast("Array", arrays["query"]), tensors["query"].bits.shape[:-1], given(**options)
-    wanted = {"output": tensors["query"].dtype} | {name: "float" for name in EXTRAS[:3] if name in fields}
+    query, rows, dtype = cast("Array", arrays["query"]), tensors["query"].bits.shape[:-1], tensors["query"].dtype
+    present = {f"present_{name}": tensors[name].dtype for name in ("key", "value") if name in tensors}
+    fields, wanted = _fields(options, masked_rows, tensors)
+    wanted |= {"output": dtype} | (present if "present" in fields else {})
+    content = write(tensors, {"request": json_text(fields)})
+    return Call(path, lambda reply: read(reply, query, rows, wanted), content, MEDIA_TYPE)
+
+
+def text_call(
+    model: str, text: dict[str, object], masked_rows: MaskedRows, options: Mapping[str, Any]
+) -> Call[TextAnswer]:
+    """Encode an attend call on text in JSON, the values of masks in base64. Raises as `attend_call`, or ModelNotFound."""
+    values: dict[str, Raw] = {}
+    fields, wanted = _fields(options, masked_rows, values)
+    for i, mask in enumerate(fields.get("masks", ())):
+        if (found := values.get(f"masks.{i}.values")) is not None:
+            data = base64.b64encode(found.bits.tobytes()).decode()
+            mask["values"] = {"dtype": found.dtype, "shape": found.bits.shape, "data": data}
+    wanted["output"] = "float32"
+    return binary_answer(f"{model_path(model)}/attend", lambda reply: read_text_answer(reply, wanted), text | fields)
+
+
+def binary_answer(path: str, read: Callable[[Reply], Result], fields: Mapping[str, object]) -> Call[Result]:
+    """Encode a call in JSON whose answer is binary; None leaves a field out."""
+    return Call(path, read, json_text(given(**fields)).encode(), answer_type=MEDIA_TYPE)
+
+
+def _fields(
+    options: Mapping[str, Any], masked_rows: MaskedRows, tensors: dict[str, Raw]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the options that are not None, and the tensors that they ask for by dtype; values of masks go to `tensors`."""
+    fields: dict[str, Any] = given(**options)
+    wanted: dict[str, str] = {name: "float" for name in EXTRAS[:3] if name in fields}
     if (masks := fields.pop("masks", None)) is not None and (found := _masks(masks, tensors)):
         fields["masks"] = found
     if (weights := fields.get("weights")) is not None:
         fields["weights"] = weights = _weights(weights)
         form = weights if isinstance(weights, str) else weights.get("form")
         wanted |= _TOP_K if form == "top_k" else {"weights": "float"}
-    if "present" in fields:
-        wanted |= {f"present_{name}": tensors[name].dtype for name in ("key", "value") if name in tensors}
     if masked_rows != "zero":
         fields["masked_rows"] = masked_rows
-    content = write(tensors, {"request": json_text(fields)})
-    return Call(path, lambda reply: read(reply, query, rows, wanted), content, MEDIA_TYPE)
+    return fields, wanted
 
 
 def _weights(wanted: Any) -> str | Mapping[str, object]:
@@ -166,10 +196,18 @@ def _written(mask: Any) -> str:
 
 
 def layer_path(layer: object) -> str:
+    return _path("layer", layer, LayerNotFound)
+
+
+def model_path(model: object) -> str:
+    return _path("model", model, ModelNotFound)
+
+
+def _path(kind: str, name: object, error: type[NotServed]) -> str:
     # A malformed name ("..", "") would reach another route.
-    if not isinstance(layer, str) or not _LAYER_NAME.fullmatch(layer):
-        raise LayerNotFound("a layer's name is [a-z0-9][a-z0-9._-]{0,63}; the service serves no other")
-    return f"/v1/layers/{layer}"
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise error(f"a {kind}'s name is {_NAME.pattern}; the service serves no other")
+    return f"/v1/{kind}s/{name}"
 
 
 def json_text(value: object, name: str = "") -> str:

@@ -68,10 +68,14 @@ class Client(ClientOptions):
 
     attend = _plain(AsyncClient.attend)
     attend_json = _plain(AsyncClient.attend_json)
+    attend_text = _plain(AsyncClient.attend_text)
+    attend_text_json = _plain(AsyncClient.attend_text_json)
     attention = _plain(AsyncClient.attention)
     attention_json = _plain(AsyncClient.attention_json)
     layers = _plain(AsyncClient.layers)
     layer = _plain(AsyncClient.layer)
+    models = _plain(AsyncClient.models)
+    states = _plain(AsyncClient.states)
     is_ready = _plain(AsyncClient.is_ready)
 
     @overload

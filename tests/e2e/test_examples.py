@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import nbformat
+import numpy as np
 import pytest
 from nbclient import NotebookClient
 
@@ -40,9 +41,11 @@ def test_the_notebook_imports_asks_draws_and_agrees_with_torch(notebook, monkeyp
     assert difference
     assert max(map(float, difference.groups())) < 1e-5
 
-    free, masked = (output.data["text/html"] for output in outputs if "text/html" in output.get("data", {}))
-    assert free.count("<svg") == masked.count("<svg") == 4
-    squares = [[float(x) for x in re.findall(r'fill-opacity="(.*?)"', text)] for text in (free, masked)]
-    assert [len(drawn) for drawn in squares] == [4 * 6 * 6] * 2
+    pictures = [output.data["text/html"] for output in outputs if "text/html" in output.get("data", {})]
+    assert [text.count("<svg") for text in pictures] == [4, 4, 1]
+    pictures.append((EXAMPLES.parent / "docs" / "plots" / "animal-attention.svg").read_text(encoding="utf-8"))
+    squares = [[float(x) for x in re.findall(r'fill-opacity="(.*?)"', text)] for text in pictures]
+    assert [len(drawn) for drawn in squares] == [4 * 6 * 6] * 2 + [14 * 14] * 2
+    assert np.allclose(squares[2], squares[3], atol=2e-3), "the sentence is drawn as on top of the README"
     assert sum(x == 0 for x in squares[1]) >= 4 * (15 + 5), "causal and the hidden word leave their squares empty"
     assert sum(x == 0 for x in squares[0]) < 4 * 6

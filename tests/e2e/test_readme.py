@@ -76,10 +76,19 @@ def test_the_two_commands_are_the_first_block():
 
 @pytest.mark.long
 def test_the_first_curl_answers_as_the_readme_shows(port):
-    curl = next(command for command in commands() if "animal.json" in command and command.startswith("curl"))
+    curl = commands()[2]
+    assert curl.startswith("curl "), "the first thing after `make run` and `make test`"
+    answer = run(curl.replace("127.0.0.1:8000", f"127.0.0.1:{port}"))
+    assert answer.stdout.strip() == "animal 0.653", answer.stderr
+    assert f"prints `{answer.stdout.strip()}`" in README
+
+
+@pytest.mark.long
+def test_the_request_of_the_hidden_states_answers_as_the_examples_show(port):
+    curl = next(command for command in commands(EXAMPLES) if "animal.json" in command)
     answer = run(curl.replace("127.0.0.1:8000", f"127.0.0.1:{port}"))
     assert answer.stdout.strip() == "animal 0.653, street 0.056", answer.stderr
-    assert f"prints `{answer.stdout.strip()}`" in README
+    assert f"prints `{answer.stdout.strip()}`" in EXAMPLES
 
 
 @pytest.mark.long

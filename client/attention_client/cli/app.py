@@ -36,6 +36,7 @@ EXAMPLES = {
         '--request body.json --mask "lengths values=[3,5]" --scores masked --lse --json',
     ),
     "show": (
+        '--text "the dog saw the cat because it ran" --layer 3 --head 1',
         'minilm-l3 --query q.npy --head 2 --tokens "the cat sat"',
         "--weights answer.npz --sequence 1 --svg head.svg",
     ),

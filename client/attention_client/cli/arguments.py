@@ -33,10 +33,10 @@ def request_body(
     """Return the request: that of the file `request` or one of the arrays in `files`, plus masks, weights and `others`.
 
     None leaves one of the others to the file. Also the words of the command line that give a field, by its name in an error.
-    Raises InvalidInput unless either a file or a query is given.
+    Raises InvalidInput unless either a file or a query is given, or a text among `others`.
     """
     arrays = {name: path for name, path in files.items() if path is not None}
-    if arrays if request is not None else "query" not in arrays:
+    if arrays if request is not None else "query" not in arrays and "text" not in (others or {}):
         raise InvalidInput("give either --query FILE.npy, perhaps with --key and --value, or --request FILE.json")
     body = {} if request is None else _json(request)
     body |= {name: tensor_field(load_array(path)) for name, path in arrays.items()} | given(**others or {})

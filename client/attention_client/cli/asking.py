@@ -8,9 +8,9 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import typer
@@ -80,22 +80,38 @@ class Reply(NamedTuple):
             raise InvalidInput(f"{out} cannot be written: {error.strerror}") from None
 
 
-Ask: TypeAlias = Callable[[str | None, dict[str, Any]], Reply]
+class Ask:
+    """Sends one body after another, over one client; layer None is attention on the body's own tensors."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def __call__(self, layer: str | None, body: dict[str, Any]) -> Reply:
+        return _reply(self._client.attention_json(body) if layer is None else self._client.attend_json(layer, body))
+
+    def of_text(self, model: str, body: dict[str, Any]) -> Reply:
+        return _reply(self._client.attend_text_json(model, body))
+
+    def only_model(self) -> str:
+        """Return the name of the one model that the service has; raises InvalidInput if it has none or several."""
+        names: list[str] = [model["name"] for model in self._client.models()]
+        if len(names) != 1:
+            there = f"several models, {', '.join(names)}: name one with --model" if names else "no model"
+            raise InvalidInput(f"the service has {there}")
+        return names[0]
 
 
 @contextlib.contextmanager
 def asking(url: str | None, api_key: str | None = None, options: Mapping[str, str] | None = None) -> Iterator[Ask]:
-    """Yield a function that sends one body after another, over one client; without a `url` to the service of this machine.
+    """Yield what asks the service at `url`, or that of this machine.
 
-    Layer None is attention on the body's own tensors. The function raises ClientError with the service's message, or with
-    that of the client, in which `options` replace the fields that they gave.
+    It raises ClientError with the service's message, or with that of the client, in which `options` replace the fields that
+    they gave.
     """
     try:
         # One attempt: a user at a terminal sees the error at once and can retry.
         with Client(url or URL, timeout_s=TIMEOUT_S, attempts=1, api_key=api_key) as client:
-            yield lambda layer, body: _reply(
-                client.attention_json(body) if layer is None else client.attend_json(layer, body)
-            )
+            yield Ask(client)
     except BadAnswer as error:
         where = without_password(url or URL)
         raise ClientError(f"{where} does not answer as the service does: {error.message}") from None

@@ -1,8 +1,8 @@
 """`attend`, `sdpa`, `show`, `compare` and `golden`: the commands, with their options.
 
-Invariants: `show` requests the weights itself, or reads those of an earlier answer, and draws one head. The user gives the words
-on the axes; there must be one for each row. The references of `golden` never come from the service, and its files are written
-before it is asked.
+Invariants: `show` requests the weights itself, or reads those of an earlier answer, and draws one head. The words on the axes are
+the tokens of a text, else the user gives them, one for each row. The references of `golden` never come from the service, and its
+files are written before it is asked.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from attention_client.cli.arguments import request_body
 from attention_client.cli.asking import URL, asking
 from attention_client.cli.case_file import errors, read_case, tolerance, widened
 from attention_client.cli.golden_vectors import VECTORS, golden_of
-from attention_client.cli.heat_map import asked_head, print_map, stored_head
+from attention_client.cli.heat_map import asked_head, print_map, stored_head, text_head
 from attention_client.cli.readings import found_in, readings_of
 from attention_client.cli.terminal import Screen, progress
 from attention_client.errors import ClientError, InvalidInput
@@ -54,6 +54,12 @@ Weights = Annotated[
         "--weights",
         help='return weights too: "heads", "mean", "contributions" or "top_k k=3"; also heads=[0] queries=[0,1]',
     ),
+]
+WeightsFile = Annotated[
+    Path | None, typer.Option("--weights", help="draw these weights, .npz or .npy: [B, H, L, S], [B, L, S] or [L, S]")
+]
+SvgFile = Annotated[
+    Path | None, typer.Option("--svg", help="write a picture to this .svg", callback=with_suffix(".svg"))
 ]
 Scores = Annotated[str | None, typer.Option("--scores", help="scaled, capped or masked: return scores too")]
 Lse = Annotated[bool, typer.Option("--lse", help="return the log-sum-exp of the masked scores too")]
@@ -130,7 +136,11 @@ def sdpa(
 
 
 def show(
-    layer: Annotated[str | None, typer.Argument(help="name of a served layer; not with --weights")] = None,
+    layer: Annotated[str | None, typer.Argument(help="name of a served layer; not with --text or --weights")] = None,
+    text: Annotated[str | None, typer.Option("--text", help="draw a layer of a model on this text")] = None,
+    text_pair: Annotated[str | None, typer.Option("--text-pair", help="a second text after --text")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="model of --text; default: the only one")] = None,
+    number: Annotated[int | None, typer.Option("--layer", min=0, help="layer of the model; default: 0")] = None,
     query: QueryFile = None,
     key: KeyFile = None,
     value: ValueFile = None,
@@ -140,33 +150,38 @@ def show(
     head: Annotated[int | None, typer.Option("--head", min=0, help="which head to draw; default: 0")] = None,
     sequence: Annotated[int, typer.Option("--sequence", min=0, help="which sequence, or head of [H, L, S]")] = 0,
     tokens: Annotated[str | None, typer.Option("--tokens", help='words of the query rows: "the cat sat"')] = None,
-    weights: Annotated[
-        Path | None,
-        typer.Option("--weights", help="draw these weights, .npz or .npy: [B, H, L, S], [B, L, S] or [L, S]"),
-    ] = None,
-    key_tokens: Annotated[
-        str | None, typer.Option("--key-tokens", help="words of the key rows; default: --tokens")
-    ] = None,
+    weights: WeightsFile = None,
+    key_tokens: Annotated[str | None, typer.Option(help="words of the key rows; default: --tokens")] = None,
     legend: Annotated[bool, typer.Option("--legend", help="draw the marks * + . instead of colours")] = False,
-    svg: Annotated[
-        Path | None, typer.Option("--svg", help="write a picture to this .svg", callback=with_suffix(".svg"))
-    ] = None,
+    svg: SvgFile = None,
     url: Url = None,
     api_key: ApiKey = None,
 ) -> None:
     """Draw one head's attention weights as a heat map."""
     if legend and svg:
         raise InvalidInput("--legend is of the terminal; --svg has its own scale")
-    if (layer is None) == (weights is None) or (weights and any((query, key, value, request, causal, mask))):
-        raise InvalidInput("give either a layer or --weights FILE, and arrays, a request and masks only with a layer")
+    _check_source(layer, text, weights, any((query, key, value, request)), any((causal, mask)))
+    if (text_pair, model, number) != (None, None, None) if text is None else any((tokens, key_tokens, sequence)):
+        raise InvalidInput("--text-pair, --model and --layer go with --text; --tokens, --key-tokens, --sequence do not")
+    words = [None if given is None else given.split() for given in (tokens, key_tokens)]
     if weights is not None:
         drawn, title = stored_head(weights, sequence, head)
     else:
-        body, options = request_body(request, {"query": query, "key": key, "value": value}, causal, mask)
+        of_text = {} if text is None else {"text": text, "text_pair": text_pair, "layer": number or 0}
+        body, options = request_body(request, {"query": query, "key": key, "value": value}, causal, mask, None, of_text)
         with asking(url, api_key, options | HEAD) as ask:
-            drawn = asked_head(ask, layer, body, sequence, head or 0)
-        title = f"{layer}, head {head or 0}"
-    print_map(drawn, (tokens, key_tokens), title, svg, use_legend=legend)
+            if text is None:
+                drawn, title = asked_head(ask, layer, body, sequence, head or 0), f"{layer}, head {head or 0}"
+            else:
+                drawn, words, title = text_head(ask, model, body, head or 0)
+    print_map(drawn, words, title, svg, use_legend=legend)
+
+
+def _check_source(layer: object, text: object, weights: object, has_arrays: object, has_masks: object) -> None:
+    is_one = sum(source is not None for source in (layer, text, weights)) == 1
+    if not is_one or (layer is None and has_arrays) or (weights and has_masks):
+        words = "give either a layer or --weights FILE or --text"
+        raise InvalidInput(f"{words}; arrays and a request go only with a layer, masks not with --weights")
 
 
 def compare(

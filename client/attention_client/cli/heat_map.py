@@ -10,7 +10,7 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from rich.cells import cell_len, set_cell_size
@@ -21,8 +21,9 @@ from rich.text import Text
 from attention_client.cli.arguments import load_array
 from attention_client.cli.asking import Ask
 from attention_client.cli.terminal import Screen, printable
-from attention_client.errors import InvalidInput
+from attention_client.errors import BadAnswer, InvalidInput
 
+Words: TypeAlias = list[str] | None
 LEGEND = ((0.5, "*"), (0.2, "+"), (0.05, "."))
 # From nearly black to bright, because the eye reads brightness as strength.
 _RAMP = ("#1a1a2e", "#16325c", "#0f4c81", "#1f7a8c", "#3fa796", "#8cc84b", "#f5d547", "#ffffff")
@@ -47,6 +48,18 @@ def asked_head(ask: Ask, layer: str | None, body: dict[str, Any], sequence: int,
     return sequences[sequence]
 
 
+def text_head(ask: Ask, model: str | None, body: dict[str, Any], head: int) -> tuple[np.ndarray, list[Words], str]:
+    """Return the weights [L, L] of a head of a model (None: the only one) on a text, its tokens as words, and a title."""
+    model = model or ask.only_model()
+    reply = ask.of_text(model, {**body, "weights": {"form": "heads", "heads": [head]}})
+    match reply.facts.get("tokens"):
+        case [*tokens] if all(isinstance(token, dict) and isinstance(token.get("text"), str) for token in tokens):
+            words = [token["text"] for token in tokens]
+            weights = reply.array("weights", (1, len(words), len(words)))[0]
+            return weights, [words, None], f"{model}, layer {body['layer']}, head {head}"
+    raise BadAnswer("the answer lacks the tokens of the text")
+
+
 def stored_head(path: Path, sequence: int, head: int | None) -> tuple[np.ndarray, str]:
     """Return the weights [L, S] of one sequence and head in a file, and their title; raises InvalidInput if it lacks them."""
     array = load_array(path, "weights")
@@ -64,7 +77,7 @@ def stored_head(path: Path, sequence: int, head: int | None) -> tuple[np.ndarray
 
 
 def print_map(
-    weights: np.ndarray, words: tuple[str | None, str | None], title: str, picture: Path | None, *, use_legend: bool
+    weights: np.ndarray, words: Sequence[Words], title: str, picture: Path | None, *, use_legend: bool
 ) -> None:
     """Draw the weights in the terminal, or write them to the SVG `picture`; `words` are those of queries and of keys."""
     (tokens, key_tokens), (rows, columns), title = words, weights.shape, printable(title)
@@ -81,8 +94,8 @@ def print_map(
     screen.print(draw(weights, queries, keys, title=title, use_legend=use_legend, width=screen.width))
 
 
-def _words(text: str | None, count: int, option: str) -> list[str]:
-    words = [str(i) for i in range(count)] if text is None else [printable(word) for word in text.split()]
+def _words(given: Words, count: int, option: str) -> list[str]:
+    words = [str(i) for i in range(count)] if given is None else [printable(word) for word in given]
     if len(words) != count:
         raise InvalidInput(f"{option} has {len(words)} words for {count} rows")
     return words

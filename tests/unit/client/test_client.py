@@ -19,7 +19,6 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
-import stamina
 import torch
 
 from attention_client import (
@@ -53,43 +52,6 @@ QUERIES = [
     X, X.astype(np.float16), X.astype(np.float64), X.astype(ml_dtypes.bfloat16), X[None], X.T[::-1],
     torch.tensor(X), torch.tensor(X).half(), torch.tensor(X).bfloat16(), torch.tensor(X).double()[None],
 ]  # fmt: skip
-
-
-class AsyncFace:
-    """AsyncClient with the methods of Client, so that one test covers both."""
-
-    def __init__(self, **kwargs) -> None:
-        self.client = AsyncClient(**kwargs)
-        self.runner = asyncio.Runner()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_) -> None:
-        self.runner.run(self.client.close())
-        self.runner.close()
-
-    def __getattr__(self, name: str):
-        method = getattr(self.client, name)
-        return lambda *args, **kwargs: self.runner.run(method(*args, **kwargs))
-
-    def attend_many(self, *args, **kwargs):
-        answers = self.client.attend_many(*args, **kwargs)
-        try:
-            while True:
-                try:
-                    yield self.runner.run(anext(answers))
-                except StopAsyncIteration:
-                    return
-        finally:
-            self.runner.run(answers.aclose())
-
-
-@pytest.fixture(params=[Client, AsyncFace], ids=["sync", "async"])
-def face(request):
-    """`face(service, **options)` returns a client of either kind, connected to the double."""
-    with contextlib.ExitStack() as stack, stamina.set_testing(True, attempts=9, cap=True):
-        yield lambda service, **options: stack.enter_context(request.param(transport=service.transport, **options))
 
 
 @pytest.mark.parametrize("query", QUERIES, ids=lambda q: f"{type(q).__name__}-{q.dtype}-{q.ndim}")

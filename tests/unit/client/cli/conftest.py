@@ -14,6 +14,7 @@ import pytest
 import attention_client
 from attention_client.cli import asking
 from service.observability.logs import configure_logs
+from tests.integration import models
 from tests.integration.running import LAYERS, prepare, running
 
 URL = "http://service"
@@ -32,9 +33,10 @@ class Bridge(httpx2.AsyncBaseTransport):
 
 @pytest.fixture(scope="package")
 def bridge(tmp_path_factory) -> Iterator[Bridge]:
-    """The way to one service of small layers, which runs on a thread of its own until these tests end."""
+    """The way to one service of small layers and a model, which runs on a thread of its own until these tests end."""
     directory = tmp_path_factory.mktemp("service")
-    prepare(directory, LAYERS)
+    prepare(directory, [*LAYERS, *models.LAYERS])
+    models.store(directory)
     configure_logs("info", io.BytesIO())
     made: list[Bridge] = []
     is_ready, is_over = threading.Event(), asyncio.Event()
