@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.attention import kernels
-from service.attention.attention_weights import BLOCK_ROWS, attend_with_extras
+from service.attention.attention_weights import BLOCK_ROWS, MAX_CELLS, attend_with_extras, extras_alone
 from service.attention.call import Call, TopK, WeightsWanted
 from service.attention.kernels import Heads
 from service.attention.masks import Sizes
@@ -266,14 +266,22 @@ def test_weights_of_a_16_bit_layer_are_computed_in_float32(dtype):
     )
 
 
-def test_a_few_rows_of_a_long_sequence_allocate_no_more_than_one_block():
+@pytest.mark.parametrize("form", ["heads", "contributions"])
+def test_a_few_rows_of_a_long_sequence_allocate_no_more_than_one_block(form):
     """Two rows of one head of 4,096 x 4,096 scores, with a mask: no allocation has the size of a head's or mask's full table."""
     sizes, rows = Sizes(1, 8, 4096, 4096), (1, 4000)
     heads = random_heads(sizes, torch.float32, width=4)
     mask = torch.zeros(1, 1, 1).expand(8, 4096, 4096)
     with Allocations() as made:
-        attention_weights(heads, mask, 1.0, WeightsWanted("heads", heads=(1,), queries=rows))
+        attention_weights(heads, mask, 1.0, WeightsWanted(form, heads=(1,), queries=rows))
     assert 0 < max(made.sizes) <= BLOCK_ROWS * 4096
+
+
+def test_the_entropy_of_a_long_sequence_allocates_no_more_than_one_block():
+    heads = random_heads(Sizes(1, 8, 1024, 4096), torch.float32, width=4)
+    with Allocations() as made:
+        extras_alone(heads, None, 1.0, Call(torch.empty(0), has_entropy=True), None)
+    assert 0 < max(made.sizes) <= max(BLOCK_ROWS * 4096, MAX_CELLS)
 
 
 @pytest.mark.parametrize("form", ["mean", "top_k"])
