@@ -217,7 +217,8 @@ def _appended(spec: LayerSpec, tensors: Mapping[str, np.ndarray], x: np.ndarray,
 
 def entropy(weights: np.ndarray) -> np.ndarray:
     """-Σ p·ln p over the last axis, in nats; 0·ln 0 is 0."""
-    return -(weights * np.log(np.where(weights > 0, weights, 1.0))).sum(-1)
+    found: np.ndarray = -(weights * np.log(np.where(weights > 0, weights, 1.0))).sum(-1)
+    return found
 
 
 def contributions(weights: np.ndarray, values: np.ndarray, matrix: np.ndarray | None) -> np.ndarray:
@@ -225,7 +226,8 @@ def contributions(weights: np.ndarray, values: np.ndarray, matrix: np.ndarray | 
     parts = [None] * values.shape[1] if matrix is None else np.split(matrix, values.shape[1], axis=1)
     added = [values[:, n] if part is None else values[:, n] @ part.T for n, part in enumerate(parts)]
     vectors = weights[..., None] * np.stack(added, 1)[:, :, None]
-    return np.sqrt((vectors**2).sum(-1))
+    found: np.ndarray = np.sqrt((vectors**2).sum(-1))
+    return found
 
 
 def selected(weights: np.ndarray, heads: Sequence[int] | None, queries: Sequence[int] | None) -> np.ndarray:

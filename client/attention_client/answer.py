@@ -20,8 +20,8 @@ from attention_client import errors
 from attention_client.arrays import MEDIA_TYPE, Array, Summarized, made_like, read
 from attention_client.errors import BadAnswer, ConnectionFailed, MethodNotAllowed, ServiceError
 
-# Tensors that attention without a layer may return besides output and weights.
-EXTRAS = ("scores", "lse", "present_key", "present_value")
+# Tensors that an answer may have besides output and weights; only attention without a layer has the last two.
+EXTRAS = ("scores", "lse", "entropy", "present_key", "present_value")
 OK = 200
 _REPORTED = (errors.Rejected, errors.Refused, errors.Failed, errors.LayerError)
 _KINDS = {kind.code: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, _REPORTED)}
@@ -75,12 +75,15 @@ class Answer(Summarized, Generic[Array]):
     """Result of one call. `output` has the rank, the dtype and the number of rows of the query.
 
     `weights` is `[H, L, S]`, or `[L, S]` for the mean over heads, with `B` in front for a batch; float32, or float64 of a
-    float64 query. It is a TopK for the form `top_k`, and None if the request asks for no weights. `masked_rows` counts query
-    rows that may attend to nothing.
+    float64 query. It is a TopK for the form `top_k`, and None if the request asks for no weights. So are `scores` `[H, L, S]`,
+    `lse` and `entropy` `[H, L]`. `masked_rows` counts query rows that may attend to nothing.
     """
 
     output: Array
     weights: Array | TopK[Array] | None
+    scores: Array | None
+    lse: Array | None
+    entropy: Array | None
     masked_rows: int
     layer: str
     digest: str = dataclasses.field(repr=False)
@@ -93,15 +96,16 @@ class Answer(Summarized, Generic[Array]):
 class AttentionAnswer(Summarized, Generic[Array]):
     """Result of attention without a layer. `output` has the layout and the dtype of the query.
 
-    A result that was not requested is None. Weights and `scores` are `[B, H, L, S]` and `lse` is `[B, H, L]`, without the axes
-    that the layout lacks; float32, or float64 of a float64 query. `present_key` and `present_value` are `[Hkv, S, d]`, with `B`
-    in front for a batch.
+    A result that was not requested is None. Weights and `scores` are `[B, H, L, S]`, `lse` and `entropy` `[B, H, L]`, without
+    the axes that the layout lacks; float32, or float64 of a float64 query. `present_key` and `present_value` are `[Hkv, S, d]`,
+    with `B` in front for a batch.
     """
 
     output: Array
     weights: Array | TopK[Array] | None
     scores: Array | None
     lse: Array | None
+    entropy: Array | None
     present_key: Array | None
     present_value: Array | None
     masked_rows: int
@@ -148,6 +152,7 @@ def _shared_fields(reply: Reply, arrays: Mapping[str, Array], facts: Mapping[str
     if "weights.values" in arrays:
         weights = TopK(*(arrays[f"weights.{part}"] for part in ("values", "indices", "rest")))
     return {
+        **{name: arrays.get(name) for name in EXTRAS[:3]},
         "output": arrays["output"],
         "weights": weights,
         "masked_rows": _checked(facts["masked_rows"], int),

@@ -35,7 +35,7 @@ _WIDENED = dict.fromkeys(("int8", "uint8", "int16", "uint16", "uint32"), "int64"
 
 
 class Summarized:
-    """A dataclass whose repr is one line: arrays by dtype and shape, and the other fields that are not None or empty."""
+    """A dataclass whose repr is one line: arrays by dtype and shape, and the other fields that are not None, False or empty."""
 
     __slots__ = ()
 
@@ -48,7 +48,7 @@ class Summarized:
 def _summary(value: Any) -> str:
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
-    return "" if value in (None, (), {}) else repr(value)
+    return "" if value is False or value in (None, (), {}) else repr(value)
 
 
 class Raw(NamedTuple):

@@ -29,6 +29,7 @@ from attention_client.request import (
     ScoresWanted,
     WeightsWanted,
     attend_call,
+    extras,
     json_text,
     layer_path,
     tensor_call,
@@ -64,6 +65,9 @@ class AsyncClient(ClientOptions):
         *,
         masks: Sequence[Mask] = (),
         weights: WeightsWanted = None,
+        scores: ScoresWanted = None,
+        lse: bool = False,
+        entropy: bool = False,
         masked_rows: MaskedRows = "zero",
         timeout_s: float | None = None,
         request_id: str | None = None,
@@ -71,11 +75,11 @@ class AsyncClient(ClientOptions):
         """Attend from query `[L, d]` to key `[S, d]` and value `[S, dv]`; for a batch, each has `B` in front.
 
         Arrays are float16, bfloat16, float32 or float64. `key` defaults to `query`, `value` to `key`, `timeout_s` (seconds)
-        to the client's. The heads give zeros for a row that may attend to nothing; `masked_rows="error"` raises MaskedRow.
-        Raises the service's error, InvalidInput and its subclasses, LayerNotFound, DeadlineExceeded, ConnectionFailed
-        or BadAnswer; RuntimeError if the client is closed.
+        to the client's. `scores` is a stage (scaled, capped, masked) or the API's object. The heads give zeros for a row that
+        may attend to nothing; `masked_rows="error"` raises MaskedRow. Raises the service's error, InvalidInput and its
+        subclasses, LayerNotFound, DeadlineExceeded, ConnectionFailed or BadAnswer; RuntimeError if the client is closed.
         """
-        request = Request(query, key, value, masks, weights, masked_rows)
+        request = Request(query, key, value, masks, weights, masked_rows, scores, lse, entropy)
         return await self.http.ask(attend_call(layer, request), timeout_s, request_id)
 
     @with_remedies
@@ -98,6 +102,7 @@ class AsyncClient(ClientOptions):
         weights: WeightsWanted = None,
         scores: ScoresWanted = None,
         lse: bool = False,
+        entropy: bool = False,
         masked_rows: MaskedRows = "zero",
         timeout_s: float | None = None,
         request_id: str | None = None,
@@ -109,10 +114,8 @@ class AsyncClient(ClientOptions):
         """
         arrays = dict(query=query, key=key, value=value, past_key=past_key, past_value=past_value, sinks=sinks)
         options: dict[str, object] = dict(layout=layout, num_heads=num_heads, num_kv_heads=num_kv_heads, scale=scale)
-        stage = {"stage": scores} if isinstance(scores, str) else scores
-        options |= dict(
-            softcap=softcap, masks=masks, weights=weights, scores=stage, present=present or None, lse=lse or None
-        )
+        options |= dict(softcap=softcap, masks=masks, weights=weights, present=present or None)
+        options |= extras(scores, lse, entropy)
         call = tensor_call(ATTENTION_PATH, read_attention, arrays, masked_rows, options)
         return await self.http.ask(call, timeout_s, request_id)
 

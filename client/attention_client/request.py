@@ -15,7 +15,7 @@ from typing import Any, Generic, Literal, cast
 import numpy as np
 import numpy.typing as npt
 
-from attention_client.answer import Answer, Axes, Reply, Result, read_answer
+from attention_client.answer import EXTRAS, Answer, Axes, Reply, Result, read_answer
 from attention_client.arrays import FLOATS, MEDIA_TYPE, VALUES, Array, Raw, Summarized, raw, write
 from attention_client.errors import InvalidInput, LayerNotFound, MaskKindRequired
 from attention_client.keywords import with_remedies
@@ -37,24 +37,26 @@ _LAYER_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 class Weights:
     """Attention weights to return, of some `heads` and `queries` (default: all); `top_k` gives the `k` largest of each row.
 
+    `contributions` gives for each head the length of what each key adds to the output, ‖α·v·W_O‖.
     Their `dtype` is by default float64 for a float64 query, which alone may have it, and else float32.
     """
 
-    form: Literal["heads", "mean", "top_k"] = "heads"
+    form: Literal["heads", "mean", "top_k", "contributions"] = "heads"
     heads: Indices | None = None
     queries: Indices | None = None
     k: int | None = None
     dtype: Literal["float32", "float16", "float64"] | None = None
 
 
-WeightsWanted = Weights | Literal["heads", "mean"] | Mapping[str, Any] | None
+WeightsWanted = Weights | Literal["heads", "mean", "contributions"] | Mapping[str, Any] | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Request(Summarized, Generic[Array]):
     """One sequence `[L, d]`, or a batch of sequences of equal length `[B, L, d]`, with its masks and options.
 
-    `key` defaults to `query`, `value` to `key`. `weights` is a `Weights`, a form's name, the API's object, or None for none.
+    `key` defaults to `query`, `value` to `key`. `weights` is a `Weights`, a form's name, the API's object, or None for none,
+    `scores` a stage (scaled, capped, masked) or the API's object.
     A query row that may attend to nothing is an error for `masked_rows` "error"; for "zero" the heads give zeros there.
     """
 
@@ -64,6 +66,9 @@ class Request(Summarized, Generic[Array]):
     masks: Sequence[Mask] = ()
     weights: WeightsWanted = None
     masked_rows: MaskedRows = "zero"
+    scores: ScoresWanted = None
+    lse: bool = False
+    entropy: bool = False
 
 
 Request.__init__ = with_remedies(Request.__init__)  # type: ignore[method-assign]
@@ -84,7 +89,14 @@ def attend_call(layer: str, request: Request[Array]) -> Call[Answer[Array]]:
     """Encode an attend call. Raises InvalidInput, BadDtype, MaskKindRequired or LayerNotFound."""
     arrays = {"query": request.query, "key": request.key, "value": request.value}
     options = {"masks": request.masks, "weights": request.weights}
+    options |= extras(request.scores, request.lse, request.entropy)
     return tensor_call(f"{layer_path(layer)}/attend", read_answer, arrays, request.masked_rows, options)
+
+
+def extras(scores: str | Mapping[str, Any] | None, lse: bool, entropy: bool) -> dict[str, Any]:
+    """Return the fields of a call that ask for these; None leaves a field out."""
+    stage = {"stage": scores} if isinstance(scores, str) else scores
+    return {"scores": stage, "lse": lse or None, "entropy": entropy or None}
 
 
 def tensor_call(
@@ -100,7 +112,7 @@ def tensor_call(
     """
     tensors = {name: raw(x, f"/{name}", FLOATS) for name, x in arrays.items() if x is not None or name == "query"}
     query, rows, fields = cast("Array", arrays["query"]), tensors["query"].bits.shape[:-1], given(**options)
-    wanted = {"output": tensors["query"].dtype} | {name: "float" for name in ("scores", "lse") if name in fields}
+    wanted = {"output": tensors["query"].dtype} | {name: "float" for name in EXTRAS[:3] if name in fields}
     if (masks := fields.pop("masks", None)) is not None and (found := _masks(masks, tensors)):
         fields["masks"] = found
     if (weights := fields.get("weights")) is not None:

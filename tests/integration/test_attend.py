@@ -3,13 +3,16 @@
 import asyncio
 import base64
 import json
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 import torch
 
+from attention_client import AsyncClient, masks
 from tests.integration.running import LAYERS, in_service
+from tests.oracle import Lengths, multi_head
 
 RNG = np.random.default_rng(5)
 X = RNG.standard_normal((5, 16), np.float32)
@@ -59,6 +62,37 @@ async def test_a_sequence_gets_the_result_of_torch(service):
     assert answer["batch"] == {"requests": 1, "sequences": 1, "tokens": 5}
     assert set(answer["timing_ms"]) == {"decode", "queue", "compute", "total"}
     assert answer["timing_ms"]["total"] >= answer["timing_ms"]["compute"] > 0
+
+
+@in_service()
+async def test_contributions_scores_lse_and_entropy_are_those_of_the_definition(service):
+    """Of the first two keys; the third row may attend to nothing. Without weights too, and of some heads and rows."""
+    body = {"query": X.tolist(), "masks": [{"kind": "lengths", "values": [2, 2, 0, 2, 2]}]}
+    asked = {"scores": {"stage": "masked"}, "lse": True, "entropy": True}
+    found = (await service.attend({**body, **asked})).json()
+    tensors = {name: tensor.numpy() for name, tensor in SMALL.tensors.items()}
+    expected = multi_head(SMALL.spec, tensors, (X[None],) * 3, [Lengths(np.array([[2, 2, 0, 2, 2]]))])
+    assert found["weights"] is None
+    for name, reference in (("scores", expected.masked), ("lse", expected.lse), ("entropy", expected.entropy)):
+        assert np.allclose(np.array(found[name], np.float32), reference[0], atol=1e-5), name
+    assert np.array(found["entropy"])[:, 2].tolist() == [0.0] * 4
+    plain = (await service.attend(body)).json()
+    assert found["output"] == plain["output"]
+    assert asked.keys().isdisjoint(plain)
+    wanted = {"form": "contributions", "heads": [3, 0], "queries": [4, 2]}
+    some = (await service.attend({**body, "weights": wanted})).json()["weights"]
+    whole = (await service.attend({**body, "weights": "contributions"})).json()["weights"]
+    assert np.allclose(whole, expected.contributions[0], atol=1e-5)
+    assert np.array_equal(some, np.array(whole)[[3, 0]][:, [4, 2]])
+    assert not np.array(whole)[:, 2].any()
+    async with AsyncClient("http://service", transport=service.transport) as client:
+        options: dict[str, Any] = {"scores": "masked", "lse": True, "entropy": True, "weights": "contributions"}
+        answer = await client.attend("small", X, masks=[masks.lengths([2, 2, 0, 2, 2])], **options)
+        for name, listed in {**found, "weights": whole}.items():
+            if name in ("weights", *asked):
+                assert np.array_equal(getattr(answer, name), np.array(listed, np.float32)), name
+        plain = await client.attend("small", X)
+        assert (plain.weights, plain.scores, plain.lse, plain.entropy) == (None,) * 4
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])

@@ -304,24 +304,24 @@ async def test_metrics_and_statistics_count_it_as_a_layer_of_its_own(service):
 @in_service()
 async def test_the_client_sends_every_option_and_returns_the_same_bits(service):
     tensors = {**inputs("bhld"), "past_key": randn(2, 2, 7, 8), "past_value": randn(2, 2, 7, 6), "sinks": randn(4)}
-    options: dict[str, Any] = {"scale": 0.7, "softcap": 1.5, "lse": True, "present": True}
+    options: dict[str, Any] = {"scale": 0.7, "softcap": 1.5, "lse": True, "entropy": True, "present": True}
     expected = await ask(
         service,
         tensors,
         **options,
         masks=[{"kind": "causal", "align": "bottom_right"}],
         scores={"stage": "capped"},
-        weights={"form": "heads", "heads": [1]},
+        weights={"form": "contributions", "heads": [1]},
     )
     async with AsyncClient("http://service", transport=service.transport) as client:
         found = await client.attention(
             **tensors,
             **options,
             masks=[masks.causal("bottom_right")],
-            weights=Weights(heads=[1]),
+            weights=Weights("contributions", heads=[1]),
             scores="capped",
         )
-        for name in ("output", "weights", "scores", "lse", "present_key", "present_value"):
+        for name in ("output", "weights", "scores", "lse", "entropy", "present_key", "present_value"):
             assert np.array_equal(getattr(found, name), expected[name]), name
         plain = await client.attention(tensors["query"], tensors["key"], tensors["value"])
         assert (plain.weights, plain.scores, plain.lse, plain.present_key) == (None,) * 4

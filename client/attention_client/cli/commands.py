@@ -22,6 +22,7 @@ from attention_client.cli.heat_map import asked_head, print_map, stored_head
 from attention_client.cli.readings import found_in, readings_of
 from attention_client.cli.terminal import Screen, progress
 from attention_client.errors import ClientError, InvalidInput
+from attention_client.request import extras
 
 
 def with_suffix(*suffixes: str) -> Callable[[typer.CallbackParam, Path | None], Path | None]:
@@ -49,8 +50,14 @@ Masks = Annotated[
 ]
 Weights = Annotated[
     str | None,
-    typer.Option("--weights", help='return weights too: "heads", "mean" or "top_k k=3"; also heads=[0] queries=[0,1]'),
+    typer.Option(
+        "--weights",
+        help='return weights too: "heads", "mean", "contributions" or "top_k k=3"; also heads=[0] queries=[0,1]',
+    ),
 ]
+Scores = Annotated[str | None, typer.Option("--scores", help="scaled, capped or masked: return scores too")]
+Lse = Annotated[bool, typer.Option("--lse", help="return the log-sum-exp of the masked scores too")]
+Entropy = Annotated[bool, typer.Option("--entropy", help="return the entropy of each row of weights too, in nats")]
 Out = Annotated[
     Path | None,
     typer.Option(
@@ -76,13 +83,17 @@ def attend(
     causal: Causal = None,
     mask: Masks = None,
     weights: Weights = None,
+    scores: Scores = None,
+    lse: Lse = False,
+    entropy: Entropy = False,
     out: Out = None,
     as_json: AsJson = False,
     url: Url = None,
     api_key: ApiKey = None,
 ) -> None:
     """Send arrays through a layer, and print or save the answer."""
-    body, options = request_body(request, {"query": query, "key": key, "value": value}, causal, mask, weights)
+    others = extras(scores, lse, entropy)
+    body, options = request_body(request, {"query": query, "key": key, "value": value}, causal, mask, weights, others)
     with asking(url, api_key, options) as ask:
         reply = ask(layer, body)
     reply.report(out, as_json=as_json)
@@ -101,8 +112,9 @@ def sdpa(
     causal: Causal = None,
     mask: Masks = None,
     weights: Weights = None,
-    scores: Annotated[str | None, typer.Option("--scores", help="scaled, capped or masked: return scores too")] = None,
-    lse: Annotated[bool, typer.Option("--lse", help="return the log-sum-exp of the masked scores too")] = False,
+    scores: Scores = None,
+    lse: Lse = False,
+    entropy: Entropy = False,
     out: Out = None,
     as_json: AsJson = False,
     url: Url = None,
@@ -110,7 +122,7 @@ def sdpa(
 ) -> None:
     """Compute attention on arrays of your own, without a layer."""
     others: dict[str, Any] = {"layout": layout, "num_heads": num_heads, "num_kv_heads": num_kv_heads, "scale": scale}
-    others |= {"softcap": softcap, "scores": None if scores is None else {"stage": scores}, "lse": lse or None}
+    others |= {"softcap": softcap, **extras(scores, lse, entropy)}
     body, options = request_body(request, {"query": query, "key": key, "value": value}, causal, mask, weights, others)
     with asking(url, api_key, options) as ask:
         reply = ask(None, body)

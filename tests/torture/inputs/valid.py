@@ -91,7 +91,7 @@ def draw_mask(
 
 
 def draw_weights(rng: random.Random, num_keys: int) -> dict:
-    form = rng.choice(["heads", "mean", "top_k"])
+    form = rng.choice(["heads", "mean", "top_k", "contributions"])
     more: dict = {"k": rng.randint(1, num_keys)} if form == "top_k" else {}
     return {"form": form, **more}
 
@@ -135,6 +135,7 @@ def draw_attention(rng: random.Random, max_rows: int = 12) -> Input:
         "scale": rng.uniform(0.1, 2),
         "softcap": rng.uniform(1, 9),
         "lse": True,
+        "entropy": True,
         "present": True,
     }
     options |= {"scores": {"stage": rng.choice(["scaled", "capped", "masked"])}, "weights": draw_weights(rng, keys)}

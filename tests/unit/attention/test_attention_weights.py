@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.attention import kernels
-from service.attention.attention_weights import BLOCK_ROWS, attend_with_extras
+from service.attention.attention_weights import BLOCK_ROWS, MAX_CELLS, attend_with_extras, extras_alone
 from service.attention.call import Call, TopK, WeightsWanted
 from service.attention.kernels import Heads
 from service.attention.masks import Sizes
@@ -30,21 +31,23 @@ from tests.attention_fixtures import (
     same_weights,
     torch_threads,
 )
-from tests.strategies import masks_for, seeds, weights_wanted
+from tests.strategies import extras_wanted, masks_for, seeds, weights_wanted
 
 heads_wanted = WeightsWanted("heads")
 
 
 def attention_weights(heads, mask, scale, wanted: WeightsWanted):
     """The weights that `attend_with_extras` returns beside the output, without the B axis."""
-    matrix = randn(5, len(heads.v) * heads.v.shape[2], seed=9)
-    found = attend_with_extras(heads, mask, scale, asking(wanted), matrix)[1].weights
-    assert found is not None
+    _, found = output_and_weights(heads, mask, scale, wanted)
     return TopK(*(part[0] for part in found)) if isinstance(found, TopK) else found[0]
 
 
-def asking(wanted: WeightsWanted) -> Call:
-    return Call(torch.empty(0), weights=wanted)
+def output_and_weights(heads, mask, scale, wanted: WeightsWanted) -> tuple[torch.Tensor, torch.Tensor | TopK]:
+    matrix = randn(5, len(heads.v) * heads.v.shape[2], seed=9)
+    output, found = attend_with_extras(heads, mask, scale, Call(torch.empty(0), weights=wanted), matrix)
+    assert found is not None
+    assert found.weights is not None
+    return output, found.weights
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -62,8 +65,8 @@ def test_a_selection_is_bit_for_bit_the_slice_of_the_full_answer(dtype, threads)
         heads = random_heads(sizes, dtype, seed)
         wanted = data.draw(weights_wanted(sizes))
         exact = torch.promote_types(dtype, torch.float32)
-        form = "contributions" if wanted.form == "contributions" else "heads"
-        full = attention_weights(heads, mask, 0.3, WeightsWanted(form, dtype=exact))
+        all_heads = WeightsWanted("contributions" if wanted.form == "contributions" else "heads", dtype=exact)
+        full = attention_weights(heads, mask, 0.3, all_heads)
         assert isinstance(full, torch.Tensor)
         found = attention_weights(heads, mask, 0.3, dataclasses.replace(wanted, dtype=exact))
         assert same_weights(found, sliced(full, wanted))
@@ -118,12 +121,44 @@ def test_output_and_weights_together_equal_each_alone(dtype, threads):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(kernels, "MAX_SMALL_SCORES", data.draw(st.sampled_from([600, kernels.MAX_SMALL_SCORES])))
             alone = kernels.attend(heads, mask, 0.3).clone()
-            output, found = attend_with_extras(heads, mask, 0.3, asking(wanted))
+            output, weights = output_and_weights(heads, mask, 0.3, wanted)
             assert same_bits(output, alone)
-            assert same_weights(found.weights, attend_with_extras(heads, mask, 0.3, asking(wanted))[1].weights)
+            assert same_weights(weights, output_and_weights(heads, mask, 0.3, wanted)[1])
 
     with torch_threads(threads):
         check()
+
+
+@settings(max_examples=60)
+@given(st.data(), st.integers(1, 40), st.integers(1, 40), seeds, st.sampled_from(DTYPES))
+def test_what_else_a_call_requests_changes_no_bit_of_a_result(data, queries, keys, seed, dtype):
+    sizes = Sizes(1, 3, queries, keys)
+    heads, fields = random_heads(sizes, dtype, seed), data.draw(extras_wanted(sizes))
+    combined = engine_mask(data.draw(masks_for(sizes, max_masks=1)), sizes)
+    mask = None if combined is None else combined.lowered(0, torch.promote_types(dtype, torch.float32))
+
+    def found(**asked: Any) -> dict[str, Any]:
+        extras = attend_with_extras(heads, mask, 0.3, Call(torch.empty(0), **asked))[1]
+        assert extras is not None
+        return extras._asdict()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "MAX_SMALL_SCORES", data.draw(st.sampled_from([600, kernels.MAX_SMALL_SCORES])))
+        together = found(**fields)
+        for field, value in fields.items():
+            name = field.removeprefix("has_")
+            assert same_weights(found(**{field: value})[name], together[name])
+        returned = {name for name, value in together.items() if value is not None}
+        assert returned == {field.removeprefix("has_") for field in fields}
+
+
+def test_selecting_the_largest_weights_changes_no_bit_of_the_entropy():
+    heads = random_heads(Sizes(1, 3, 5, 7), torch.float32)
+    calls = [Call(torch.empty(0), weights=wanted, has_entropy=True) for wanted in (None, WeightsWanted("top_k", k=1))]
+    plain, selecting = (attend_with_extras(heads, None, 0.3, call)[1] for call in calls)
+    assert plain is not None
+    assert selecting is not None
+    assert same_weights(plain.entropy, selecting.entropy)
 
 
 @settings(max_examples=150)
@@ -231,14 +266,22 @@ def test_weights_of_a_16_bit_layer_are_computed_in_float32(dtype):
     )
 
 
-def test_a_few_rows_of_a_long_sequence_allocate_no_more_than_one_block():
+@pytest.mark.parametrize("form", ["heads", "contributions"])
+def test_a_few_rows_of_a_long_sequence_allocate_no_more_than_one_block(form):
     """Two rows of one head of 4,096 x 4,096 scores, with a mask: no allocation has the size of a head's or mask's full table."""
     sizes, rows = Sizes(1, 8, 4096, 4096), (1, 4000)
     heads = random_heads(sizes, torch.float32, width=4)
     mask = torch.zeros(1, 1, 1).expand(8, 4096, 4096)
     with Allocations() as made:
-        attention_weights(heads, mask, 1.0, WeightsWanted("heads", heads=(1,), queries=rows))
+        attention_weights(heads, mask, 1.0, WeightsWanted(form, heads=(1,), queries=rows))
     assert 0 < max(made.sizes) <= BLOCK_ROWS * 4096
+
+
+def test_the_entropy_of_a_long_sequence_allocates_no_more_than_one_block():
+    heads = random_heads(Sizes(1, 8, 1024, 4096), torch.float32, width=4)
+    with Allocations() as made:
+        extras_alone(heads, None, 1.0, Call(torch.empty(0), has_entropy=True), None)
+    assert 0 < max(made.sizes) <= max(BLOCK_ROWS * 4096, MAX_CELLS)
 
 
 @pytest.mark.parametrize("form", ["mean", "top_k"])

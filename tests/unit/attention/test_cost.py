@@ -52,6 +52,27 @@ def test_a_call_without_masks_and_weights_costs_two_flops_per_multiply_add():
     assert flops(extra, sizes, None, None) == 2 * (projections + 40 * 3 * (8 + 8))
 
 
+@pytest.mark.parametrize(
+    "fields", [{"scores": WeightsWanted("heads", stage="scaled")}, {"has_lse": True}, {"has_entropy": True}], ids=str
+)
+def test_scores_lse_and_entropy_of_a_layer_cost_flops_and_a_workspace(fields):
+    sizes, spec = Sizes(1, 3, 5, 7), make_spec(24, 3)
+    passes = sum(value is True for value in fields.values())
+    assert flops(spec, sizes, None, None, fields.get("scores"), num_passes=passes) > flops(spec, sizes, None, None)
+    assert table_bytes(call(**fields), sizes) == 3 * 5 * 7 * WORKSPACE_TABLES * 4
+
+
+def test_contributions_cost_the_projected_values_and_their_lengths():
+    """By hand: 7 keys of 3 heads, 8 value features each, projected to 24; in float32, and once more in float64."""
+    spec, sizes, wanted = make_spec(24, 3), Sizes(1, 3, 5, 7), WeightsWanted("contributions")
+    more = flops(spec, sizes, None, wanted) - flops(spec, sizes, None, WeightsWanted("heads"))
+    assert more >= 2 * 7 * 24 * 24
+    one = flops(spec, sizes, None, WeightsWanted("contributions", heads=(1,)))
+    assert one < flops(spec, sizes, None, wanted)
+    plain = table_bytes(call(weights=WeightsWanted("heads")), sizes, 24)
+    assert table_bytes(call(weights=wanted), sizes, 24) - plain == 4 * (3 * 7 + 7 * 24 * 3)
+
+
 def test_flops_are_whole_numbers_of_any_size():
     assert flops(make_spec(4096, 32), Sizes(1, 32, 2**40, 2**40), None, None) > 2**90
 
@@ -127,6 +148,7 @@ def test_attention_without_a_layer_counts_the_products_of_every_query_head():
         {"weights": WeightsWanted("heads")},
         {"scores": WeightsWanted("heads", stage="masked")},
         {"has_lse": True},
+        {"has_entropy": True},
     ],
     ids=lambda fields: next(iter(fields)),
 )

@@ -85,8 +85,8 @@ def test_every_form_of_weights_matches_the_reference(data, spec, seed):
     wanted = dataclasses.replace(drawn.call.weights, dtype=torch.float64)
     answer = make_layer(spec, torch.float64, seed).forward([drawn.call._replace(weights=wanted)])[0]
     tensors = as_arrays(make_tensors(spec, seed))
-    full = oracle.multi_head(spec, tensors, oracle_inputs(drawn.call), drawn.masks)
-    full = full.contributions if wanted.form == "contributions" else full.weights
+    expected = oracle.multi_head(spec, tensors, oracle_inputs(drawn.call), drawn.masks)
+    full = expected.contributions if wanted.form == "contributions" else expected.weights
     part = oracle.selected(full, wanted.heads, wanted.queries)
     if wanted.form == "top_k":
         assert isinstance(answer.weights, TopK)

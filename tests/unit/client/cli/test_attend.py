@@ -135,13 +135,14 @@ def test_a_mask_of_the_command_line_is_that_of_a_request(mask):
         ("mean", {"weights"}),
         ("heads heads=[0] queries=[0,1] dtype=float16", {"weights"}),
         ("top_k k=2", {"values", "indices", "rest"}),
+        ("contributions queries=[1]", {"weights"}),
     ],
 )
 def test_every_form_of_weights_is_printed_as_json_and_saved(weights, names):
-    found = answer("--weights", weights, "--out", "x.npz", "--lse")
-    assert {*found} >= {"output", "lse", "masked_rows", "layer", *names}
+    found = answer("--weights", weights, "--out", "x.npz", "--lse", "--entropy")
+    assert {*found} >= {"output", "lse", "entropy", "masked_rows", "layer", *names}
     with np.load("x.npz") as arrays:
-        for name in ("output", "lse", *names):
+        for name in ("output", "lse", "entropy", *names):
             np.testing.assert_allclose(np.array(found[name], float), arrays[name].astype(float), rtol=1e-6)
 
 
