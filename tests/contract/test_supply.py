@@ -90,9 +90,10 @@ def test_r10_nothing_reads_pickles_evaluates_text_or_trusts_a_host_header(path):
     assert calls_of(path.read_text(encoding="utf-8")) == ALLOWED.get(str(path.relative_to(ROOT)), set())
 
 
-def test_f7_the_server_never_imports_the_state_dict_reader():
-    """Only the commands for layers do."""
-    script = "import sys, service.app, service.worker.server; print('service.layers.source' in sys.modules)"
+def test_f7_the_server_never_imports_the_state_dict_reader_and_no_tokenizer_before_a_model():
+    """Only the commands for layers and models read state dicts."""
+    names = "{'service.layers.source', 'tokenizers'}"
+    script = f"import sys, service.app, service.worker.server; print(bool({names} & sys.modules.keys()))"
     found = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"
 

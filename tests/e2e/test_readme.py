@@ -161,7 +161,7 @@ def test_every_named_option_exists():
     assert len(own) >= 6
     for command in own:
         words = command.split()
-        depth = 3 if words[1] == "layers" else 2
+        depth = 3 if words[1] in ("layers", "models") else 2
         known = run([COMMAND, *words[1:depth], "--help"], env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1"}).stdout
         for option in re.findall(r"--[a-z-]+", command):
             assert option in known, (command, option)
