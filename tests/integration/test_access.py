@@ -54,7 +54,7 @@ async def on_the_page(service) -> set[tuple[str, str]]:
 
 
 def filled(path: str) -> str:
-    for name, value in {"{layer}": "small", "{version}": "1", "{asset}": "swagger-ui.css"}.items():
+    for name, value in {"{layer}": "small", "{model}": "none", "{version}": "1", "{asset}": "swagger-ui.css"}.items():
         path = path.replace(name, value)
     assert "{" not in path, "a new parameter: give it a value"
     return path
