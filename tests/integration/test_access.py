@@ -11,7 +11,8 @@ from attention_client.errors import Unauthorized
 from service.api.auth.access import ADMIN, METRICS, OPEN
 from service.api.auth.key_ring import Role, line_for
 from tests import processes
-from tests.integration.running import in_service
+from tests.integration import models
+from tests.integration.running import LAYERS, in_service
 
 X = {"query": [[0.5] * 16, [0.25] * 16]}
 USER, ROOT = "user-key", "root-key"
@@ -57,6 +58,7 @@ async def on_the_page(service) -> set[tuple[str, str]]:
 def filled(path: str) -> str:
     for name, value in {
         "{layer}": "small",
+        "{model}": "tiny",
         "{version}": "1",
         "{asset}": "swagger-ui.css",
         "{file}": "explore.css",
@@ -83,7 +85,9 @@ def refused(samples, code: str = "unauthorized") -> tuple[float, float]:
     return answered, samples.get(f'attention_rejected_total{{reason="{code}"}}', 0)
 
 
-def test_A2_every_route_of_the_application_and_of_the_page_needs_a_key_but_the_open_list(served, keys):
+def test_A2_every_route_of_the_application_and_of_the_page_needs_a_key_but_the_open_list(served, keys, tmp_path):
+    models.store(tmp_path)
+
     async def story(service):
         found = routes_of(service) | await on_the_page(service)
         assert {path for path, _ in found} >= CLOSED | OPEN | {METRICS}
@@ -109,7 +113,7 @@ def test_A2_every_route_of_the_application_and_of_the_page_needs_a_key_but_the_o
         wrong_body = await service.client.post("/v1/layers/nobody/attend", content=b"x" * 5000)
         assert wrong_body.status_code == 401, "the key is checked before anything else of a request"
 
-    served(story, api_keys_file=keys, max_body_bytes=4096)
+    served(story, api_keys_file=keys, max_body_bytes=4096, layers=[*LAYERS, *models.LAYERS])
 
 
 def test_A2_every_changing_route_is_in_the_table_of_admin_routes(served, keys):

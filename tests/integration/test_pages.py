@@ -14,6 +14,8 @@ from service.api.openapi import pages
 from service.layers.catalog import Catalog
 from service.observability.metrics import Metrics
 from service.worker.service import Service
+from tests.integration import models
+from tests.integration.models import small_model, store
 from tests.integration.running import LAYERS, Running, in_service, prepare, running, small_layer
 
 
@@ -33,7 +35,13 @@ async def test_layers_name_everything_that_decides_the_bits_of_an_answer(service
     assert (missing.status_code, missing.json()["code"]) == (404, "layer_not_found")
 
 
-@in_service()
+@pytest.fixture
+def minilm(tmp_path):
+    store(tmp_path, small_model("minilm"))
+
+
+@pytest.mark.usefixtures("minilm")
+@in_service(layers=[*LAYERS, *models.LAYERS])
 async def test_every_get_route_of_the_openapi_page_answers_with_its_example_values(service):
     page = (await service.client.get("/openapi.json")).json()
     for path, operations in page["paths"].items():
@@ -58,6 +66,10 @@ async def test_the_openapi_page_shows_every_route_and_resolves_every_reference(s
         "/v1/layers/{layer}",
         "/v1/attention",
         "/v1/layers/{layer}/attend",
+        "/v1/models",
+        "/v1/models/{model}",
+        "/v1/models/{model}/attend",
+        "/v1/models/{model}/states",
         "/v2",
         "/v2/health/live",
         "/v2/health/ready",
