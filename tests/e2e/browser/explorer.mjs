@@ -17,10 +17,11 @@ const WAIT_MS = 10_000;
 /** The line of a keys file that admits this key. */
 export const keyLine = (key) => `${createHash("sha256").update(key).digest("hex")} infer\n`;
 
-/** Starts `serve` over the layers of `make layers`, and resolves when it is ready. */
+/** Starts `serve` over the layers of `make layers`, and resolves when it is ready. On a busy machine two browsers at once are sustained
+ * overload, so its requests may wait. */
 export async function startService(settings = {}) {
   const foreign = Object.entries(process.env).filter(([name]) => !name.startsWith("ATTENTION_"));
-  const own = { device: "cpu", layers_dir: `${ROOT}.layers`, ...settings };
+  const own = { device: "cpu", standing_wait_ms: 0, layers_dir: `${ROOT}.layers`, ...settings };
   const env = Object.fromEntries([...foreign, ...Object.entries(own).map(([name, value]) => [`ATTENTION_${name.toUpperCase()}`, value])]);
   const child = spawn(`${ROOT}.venv/bin/python`, ["-m", "service", "serve", "--port", "0"], {
     cwd: ROOT, env, stdio: ["ignore", "pipe", "inherit"],
