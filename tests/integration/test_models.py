@@ -399,6 +399,19 @@ def test_a_damaged_file_harms_its_model_alone_until_it_is_replaced(served, tmp_p
     served(story, layers=LAYERS)
 
 
+def test_a_directory_that_is_gone_is_told_and_a_model_in_use_goes_on(served, tmp_path):
+    async def story(service):
+        assert (await attend(service)).status_code == 200
+        await asyncio.to_thread((tmp_path / "layers").rename, tmp_path / "elsewhere")
+        for answer in (await service.client.get("/v1/models"), await attend(service, "other")):
+            assert (answer.status_code, answer.json()["code"]) == (503, "not_ready")
+            assert answer.json()["detail"] == "the layer directory does not exist"
+        assert (await attend(service)).status_code == 200
+        assert (await service.client.get("/v1/models/tiny")).json()["fault"] is None
+
+    served(story, layers=LAYERS)
+
+
 def test_a_model_lasts_as_long_as_its_layers_and_returns_with_them(served, reads, tmp_path):
     async def story(service):
         assert (await attend(service)).status_code == 200
