@@ -8,6 +8,7 @@ import logging
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load as load_safetensors
@@ -23,7 +24,7 @@ from tests.integration.running import HeldEngine, in_service, small_layer
 from tests.integration.test_openapi import validator
 from tests.spans import Spans
 
-TEXT = "The animals."
+TEXT = "The animals"  # five tokens
 SAFETENSORS = {"accept": "application/vnd.safetensors"}
 ATTEND, STATES = "/v1/models/tiny/attend", "/v1/models/tiny/states"
 
@@ -42,21 +43,36 @@ def states(service, **body):
     return service.client.post(STATES, json={"text": TEXT, "layers": [0, 1, 2]} | body)
 
 
+ASKED: list[dict[str, Any]] = [
+    {},
+    {"weights": "heads", "masks": [{"kind": "causal"}]},
+    {"weights": {"form": "top_k", "k": 2, "heads": [3, 0]}, "masks": [{"kind": "window", "left": 1, "right": 0}]},
+    {
+        "weights": "contributions",
+        "entropy": True,
+        "masks": [{"kind": "ignore", "values": [True, False, False, False, True]}],
+    },
+    {"scores": {"stage": "masked"}, "lse": True, "masks": [{"kind": "bias", "values": [0.5, -1, "-inf", 0, 2]}]},
+    {"weights": "mean", "masks": [{"kind": "lengths", "values": [0, 1, 2, 3, 5]}]},
+]
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_states_sent_to_the_layers_own_route_give_the_bits_of_the_model_whatever_else_is_computed(served, dtype):
     async def story(service):
-        asked: dict[str, Any] = {"weights": "heads", "encoding": "base64", "masks": [{"kind": "causal"}]}
         found = (await states(service, encoding="base64")).json()["states"]
-        data = torch.frombuffer(bytearray(base64.b64decode(found["data"])), dtype=torch.float32)
-        rows = data.reshape(found["shape"])[1].tolist()
-        bodies = [{"query": rows, **asked}, {"query": rows[:3]}, {"query": [rows, rows]}]
-        others = [service.attend(body, layer) for body in bodies for layer in ("tiny-l0", "tiny-l1")]
-        ours = [attend(service, **asked) for _ in range(4)]
-        answers = [one.json() for one in await asyncio.gather(*ours, *others, attend(service, text="it", layer=0))]
-        own = answers[4 + 1]
-        for answer in answers[:4]:
-            assert (answer["output"], answer["weights"]) == (own["output"], own["weights"])
-            assert answer["layer"] == own["layer"]
+        rows = np.frombuffer(base64.b64decode(found["data"]), np.float32).reshape(found["shape"])[1].tolist()
+        for asked in ASKED:
+            body = {**asked, "encoding": "base64"}
+            others = [service.attend({"query": rows[:3]}, "tiny-l1"), attend(service, text="it", layer=0)]
+            answers = await asyncio.gather(
+                service.attend({"query": rows, **body}, "tiny-l1"), attend(service, **body), *others
+            )
+            own, ours = (answer.json() for answer in answers[:2])
+            for one in (own, ours):
+                del one["batch"], one["timing_ms"]
+            assert {name: ours[name] for name in own} == own
+            assert set(ours) == {*own, "tokens", "model"}
 
     served(story, layers=LAYERS, dtype=dtype)
 
