@@ -18,7 +18,6 @@ from service.models.encoder import Encoder
 from service.models.stored_model import ModelStore
 from service.models.tokenizer import Tokenizer
 from service.observability.logs import configure_logs, finish_logs
-from tests.contract.test_error_table import CONTRACT
 from tests.integration.models import LAYERS, MAX_TOKENS, small_model, store
 from tests.integration.running import HeldEngine, in_service, small_layer
 from tests.integration.test_openapi import validator
@@ -259,13 +258,11 @@ def test_the_examples_of_the_api_page_run_and_the_answers_are_what_their_schemas
             operation = page["paths"][path]["post"]
             (name,) = [one["example"] for one in operation["parameters"] if one.get("name") == "model"]
             asked = operation["requestBody"]["content"]["application/json"]
-            for code, example in asked["examples"].items():
+            for example in asked["examples"].values():
+                validator(page, asked["schema"]).validate(example["value"])
                 answer = await service.client.post(path.format(model=name), json=example["value"])
-                assert (answer.status_code, answer.json().get("code", code)) == (CONTRACT.get(code, 200), code)
-                if answer.status_code == 200:
-                    validator(page, asked["schema"]).validate(example["value"])
-                    known = operation["responses"]["200"]["content"]["application/json"]["schema"]
-                    validator(page, known).validate(answer.json())
+                known = operation["responses"]["200"]["content"]["application/json"]["schema"]
+                validator(page, known).validate(answer.json())
         listed = page["paths"]["/v1/models"]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
         validator(page, listed).validate((await service.client.get("/v1/models")).json())
 
