@@ -20,7 +20,7 @@ from service.attention.self_check import Variant
 from service.errors import Draining, EngineDown, LayerError, LayerMissing, ModelNotFound, NotReady, ServiceError
 from service.layers import wording
 from service.layers.catalog import MAX_COMPARED, Catalog, ServedLayer
-from service.layers.store import NAME
+from service.layers.store import NAME, SDPA
 from service.models.encoder import Encoder
 from service.models.served_model import ModelState, ServedModel, find_layers
 from service.models.stored_model import MODEL_SUFFIX, ModelAbout, ModelStore, StoredModel
@@ -46,7 +46,7 @@ class ModelRegistry:
 
     def find(self, name: str) -> ServedModel | None:
         """Return the model if it can be used as it is; raise ModelNotFound for a name that no model can have."""
-        if NAME.fullmatch(name) is None:
+        if NAME.fullmatch(name) is None or name == SDPA:
             raise ModelNotFound(NO_MODEL)
         model, catalog = self._used.get(name), self._layers.catalog
         return model if model is not None and catalog is not None and model.fits(catalog) else None

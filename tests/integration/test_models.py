@@ -238,7 +238,13 @@ def test_no_fault_of_the_service_shows_the_text(served, monkeypatch):
 
 @in_service(layers=LAYERS)
 async def test_a_model_that_is_not_there_is_not_found(service):
-    for path, hint in (("tini", '"tiny"'), ("nothing-alike", "GET /v1/models"), ("T I", "GET /v1/models")):
+    for path, hint in (
+        ("tini", '"tiny"'),
+        ("nothing-alike", "GET /v1/models"),
+        ("T I", "GET /v1/models"),
+        ("sdpa", "GET /v1/models"),
+        ("x" * 65, "GET /v1/models"),
+    ):
         for answer in (await service.client.get(f"/v1/models/{path}"), await attend(service, model=path)):
             assert (answer.status_code, answer.json()["code"]) == (404, "model_not_found")
             assert hint in answer.json()["detail"]
