@@ -8,6 +8,7 @@ read in a thread; a process that is never asked for a model reads none. `GET` re
 from __future__ import annotations
 
 import asyncio
+import copy
 import dataclasses
 import difflib
 import itertools
@@ -19,7 +20,7 @@ from service.attention.self_check import Variant
 from service.errors import Draining, EngineDown, LayerError, LayerMissing, ModelNotFound, NotReady, ServiceError
 from service.layers import wording
 from service.layers.catalog import MAX_COMPARED, Catalog, ServedLayer
-from service.layers.store import NAME
+from service.layers.store import NAME, SDPA
 from service.models.encoder import Encoder
 from service.models.served_model import ModelState, ServedModel, find_layers
 from service.models.stored_model import MODEL_SUFFIX, ModelAbout, ModelStore, StoredModel
@@ -45,7 +46,7 @@ class ModelRegistry:
 
     def find(self, name: str) -> ServedModel | None:
         """Return the model if it can be used as it is; raise ModelNotFound for a name that no model can have."""
-        if NAME.fullmatch(name) is None:
+        if NAME.fullmatch(name) is None or name == SDPA:
             raise ModelNotFound(NO_MODEL)
         model, catalog = self._used.get(name), self._layers.catalog
         return model if model is not None and catalog is not None and model.fits(catalog) else None
@@ -58,12 +59,8 @@ class ModelRegistry:
             load = self._loads[name] = asyncio.ensure_future(self._load(name))
             load.add_done_callback(lambda done: (self._loads.pop(name), done.cancelled() or done.exception()))
         found = await asyncio.shield(load)
-        if isinstance(found, ServiceError):  # one of each request's own
-            raise (
-                NotReady(found.message, retry_after_s=RETRY_S)
-                if isinstance(found, LayerError)
-                else type(found)(found.message)
-            )
+        if isinstance(found, ServiceError):
+            raise copy.copy(found)  # each request raises its own
         return found
 
     def in_use(self) -> list[ServedModel]:
@@ -80,16 +77,13 @@ class ModelRegistry:
 
     async def states(self) -> list[ModelState]:
         """Return all models of the directory, by name."""
-        try:
-            names = await self._layers.read(self._header_thread, self._store.names)
-        except LayerError as error:
-            raise NotReady(error.message, retry_after_s=RETRY_S) from None
-        return [await self._state(name) for name in names]
+        states = [await self._state(name) for name in await self._names()]
+        return [state for state in states if state is not None]
 
     async def state(self, name: str) -> ModelState:
         """Return one model; raise ModelNotFound, or NotReady if it cannot be used."""
-        model = self.find(name)
-        state = await self._state(name) if model is None else ModelState(name, model.about, model.layers, None)
+        if (state := await self._state(name)) is None:
+            raise await self._unknown(name)
         if state.fault is not None:
             raise NotReady(state.fault, retry_after_s=RETRY_S)
         return state
@@ -101,15 +95,17 @@ class ModelRegistry:
         for thread in (self._load_thread, self._header_thread):
             thread.shutdown(wait=False, cancel_futures=True)
 
-    async def _state(self, name: str) -> ModelState:
-        catalog = self._layers.catalog
-        if catalog is None:
+    async def _state(self, name: str) -> ModelState | None:
+        """Return what is known of a model; None if it has no file."""
+        if (model := self.find(name)) is not None:
+            return ModelState(name, model.about, model.layers, None)
+        if (catalog := self._layers.catalog) is None:
             raise NotReady("layers are being loaded")
         try:
             about = await self._layers.read(self._header_thread, self._store.about, name)
             stamp = await self._layers.read(self._header_thread, _stamp, self._store, name)
         except LayerMissing:
-            raise await self._unknown(name) from None
+            return None
         except LayerError as error:
             return ModelState(name, None, [], error.message)
         try:
@@ -120,7 +116,7 @@ class ModelRegistry:
         return ModelState(name, about, layers, fault if failed == stamp else None)
 
     async def _load(self, name: str) -> ServedModel | ServiceError:
-        """Return the model, or the error of those who wait for it, without its traceback, which holds the tensors."""
+        """Return the model, or the error of the requests that wait for it: no traceback of it holds the tensors."""
         self.release(name)
         try:
             self._used[name] = model = await self._read(name)
@@ -131,7 +127,7 @@ class ModelRegistry:
             if self._faults.get(name) != (stamp, error.message):  # report it once, not at every request
                 self._faults[name] = stamp, error.message
                 self._telemetry.layer_not_loaded(error.message, error.code)
-            return error.with_traceback(None)
+            return NotReady(error.message, retry_after_s=RETRY_S)
         except EngineDown as error:
             return EngineDown(error.message)
         except asyncio.CancelledError:
@@ -153,9 +149,15 @@ class ModelRegistry:
         loaded = await self._layers.load_on_engine(f'model "{name}"', build, may_block=False)
         return ServedModel(about, tokenizer, layers, loaded)
 
+    async def _names(self) -> list[str]:
+        try:
+            return await self._layers.read(self._header_thread, self._store.names)
+        except LayerError as error:
+            raise NotReady(error.message, retry_after_s=RETRY_S) from None
+
     async def _unknown(self, name: str) -> ModelNotFound:
         """Return the error for a name without a file, with the nearest name."""
-        names = await self._layers.read(self._header_thread, self._store.names)
+        names = await self._names()
         near = difflib.get_close_matches(name, itertools.islice(names, MAX_COMPARED), n=1)
         return ModelNotFound(f'{NO_MODEL}; did you mean "{near[0]}"?' if near else NO_MODEL)
 

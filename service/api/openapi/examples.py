@@ -177,7 +177,6 @@ def model_examples() -> Body:
             "Tokens of the vocabulary, and no looking ahead",
             {"tokens": ["the", "animal", "was", "tired"], "layer": 0, "masks": [{"kind": "causal"}], "weights": "mean"},
         ),
-        **_text_errors({"layer": 0}, {"layer": 99}),
     }
 
 
@@ -185,16 +184,7 @@ def states_examples() -> Body:
     return {
         "text": _example("In front of the first layer and behind it", {"text": _SENTENCE, "layers": [0, 1]}),
         "base64": _example("As base64", {"text": _SENTENCE, "layers": [2], "encoding": "base64"}),
-        **_text_errors({"layers": [0]}, {"layers": [0, 0]}),
     }
-
-
-def _text_errors(one: Body, wrong: Body) -> Body:
-    bodies = {
-        "invalid": ("layers that the model does not have", {"text": _SENTENCE, **wrong}),
-        "unknown_field": ("a field of another service", {"inputs": _SENTENCE, **one}),
-    }
-    return {code: _example(f"Error {code}: {words}", body) for code, (words, body) in bodies.items()}
 
 
 def infer_examples(spec: LayerSpec) -> Body:
