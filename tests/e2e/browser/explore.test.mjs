@@ -29,7 +29,7 @@ before(async () => {
   [browser, open, guarded] = await Promise.all([
     Browser.launch(),
     running ? { url: running, stop() {} } : startService({ workers: 1 }),
-    running ? { stop() {} } : startService({ workers: 1, api_keys_file: keysFile, rate_limit_per_s: 2, rate_burst: 40 }),
+    running ? { stop() {} } : startService({ workers: 1, api_keys_file: keysFile, rate_limit_per_s: 0.25, rate_burst: 40 }),
   ]);
   await api(open, EXAMPLE); // as `make run` asks once, so that the first picture does not wait for the model to be read
 });
@@ -332,7 +332,7 @@ story("the picture is taken along as a command and a program that work, as HTML,
 
 story("a request of one's own is pasted or dropped for /v1/attention or a layer, rectangular ones with names too", {}, async ({ page }) => {
   await opened(page);
-  await page.getByText("A request of your own").click();
+  await page.getByRole("heading", { name: "A request of your own" }).click();
   const body = { query: [[1, 0]], key: [[1, 0], [0, 1]], value: [[1, 2], [3, 4]] };
   await field(page, "Request: paste JSON").fill(JSON.stringify(body));
   await field(page, "Labels of the query rows (optional)").fill("who");
@@ -353,6 +353,18 @@ story("a request of one's own is pasted or dropped for /v1/attention or a layer,
   await page.waitForFunction(() => document.querySelectorAll("#tokens bdi").length === 3);
   await press(page, "Back to a sentence");
   await page.waitForFunction(() => document.querySelectorAll("#tokens bdi").length === 14);
+});
+
+story("without a model the page says how to import one, and still draws a request of one's own", {}, async ({ page, origin }) => {
+  await opened(page);
+  origin.answers["/v1/models"] = { models: [] };
+  await page.reload();
+  await problemOf(page).filter({ hasText: "attention-service models import" }).waitFor();
+  await page.getByRole("heading", { name: "A request of your own" }).click();
+  await field(page, "Request: paste JSON").fill(JSON.stringify({ query: [[1, 0]], key: [[1, 0], [0, 1]], value: [[1, 2], [3, 4]] }));
+  await press(page, "Draw");
+  await page.locator("#tokens").getByRole("button").last().waitFor();
+  assert.equal(await problemOf(page).innerText(), "");
 });
 
 story("above 128 tokens one head is asked for at a time, in float16 safetensors where all are", {}, async ({ page, origin }) => {
@@ -432,8 +444,9 @@ story("a rate limit is shown in the service's words with the time to wait, and t
   const spend = () => fetch(`${guarded.url}/v1/models`, { headers: { authorization: `Bearer ${KEPT}` } });
   while ((await spend()).status !== 429);
   await field(page, "Layer").selectOption("2");
-  await problemOf(page).filter({ hasText: /requests a second/ }).filter({ hasText: /wait \d+ s/ }).waitFor();
-  await new Promise((done) => setTimeout(done, 3000)); // some requests' worth of the limit
+  const words = problemOf(page).filter({ hasText: /requests a second/ }).filter({ hasText: /wait \d+ s/ });
+  const [, seconds] = /wait (\d+) s/.exec(await words.innerText());
+  await new Promise((done) => setTimeout(done, Number(seconds) * 1000));
   await press(page, "Try again");
   await agrees(page, { layer: 2 }, { service: guarded });
 });

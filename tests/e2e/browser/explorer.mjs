@@ -41,6 +41,7 @@ export async function startService(settings = {}) {
 export class Origin {
   requests = [];
   held = Promise.resolve();
+  answers = {}; // by path: JSON instead of what the service answers
 
   constructor(service, prefix = "") {
     [this.service, this.prefix] = [service, prefix];
@@ -77,6 +78,8 @@ export class Origin {
     for await (const chunk of request) chunks.push(chunk);
     seen.body = Buffer.concat(chunks).toString();
     await this.held;
+    const instead = this.answers[url.slice(this.prefix.length)];
+    if (instead) return response.writeHead(200, { "content-type": "application/json" }).end(JSON.stringify(instead));
     if (!url.startsWith(`${this.prefix}/`)) return response.writeHead(404).end();
     const inner = http.request(this.service.url + url.slice(this.prefix.length), { method, headers }, (answer) => {
       response.writeHead(answer.statusCode, answer.rawHeaders);
