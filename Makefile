@@ -133,7 +133,7 @@ image-test: install-test layers ## build the image, start it on a real engine an
 
 .PHONY: explore-test
 explore-test: install-test install-browser layers ## the explorer in a real browser: chromium, nodejs and npm, under a minute; SCREENSHOT=1 writes its picture
-	@exec node --test tests/e2e/browser/explore.test.mjs
+	@exec node --test --test-reporter=spec tests/e2e/browser/explore.test.mjs
 
 # Aim only at loopback or machines of your own: a load test of another's machine is an attack.
 load: install install-load layers ## run the load test's smoke scenario against a new service; URL= a running one, ARGS= options (loadtest/README.md)
