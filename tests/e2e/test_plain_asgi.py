@@ -14,6 +14,7 @@ from safetensors.numpy import load, save
 
 from service.api.auth.key_ring import Role, line_for
 from tests import processes
+from tests.integration import models
 from tests.integration.running import ADMIN_KEY, LAYERS, prepare
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
@@ -27,7 +28,8 @@ JSON_TYPE = {"content-type": "application/json"}
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A service under stock uvicorn; each batch waits 0.5 s for more requests, so that one can be left in the queue."""
     directory: Path = tmp_path_factory.mktemp("plain")
-    prepare(directory, LAYERS)
+    prepare(directory, [*LAYERS, *models.LAYERS])
+    models.store(directory, models.small_model())
     (directory / "keys").write_text(line_for(ADMIN_KEY, Role.ADMIN), encoding="ascii")
     settings = dict(layers_dir=directory / "layers", api_keys_file=directory / "keys", max_wait_ms=500, device="cpu")
     port = processes.free_port()
@@ -69,7 +71,8 @@ def test_every_form_of_a_request_has_the_same_answer(client):
 def test_every_other_route_answers(client):
     """Those of the API's description, and those that it leaves out."""
     paths = client.get("/openapi.json").json()["paths"]
-    described = {path.format(layer="small", version="1") for path, methods in paths.items() if "get" in methods}
+    names = {"layer": "small", "model": "tiny", "version": "1"}
+    described = {path.format(**names) for path, methods in paths.items() if "get" in methods}
     assert {"/healthz", "/v2/models/stats", "/v2/models/small/versions/1/config"} <= described
     others = {"/v2/", "/openapi.json", "/docs", "/docs/errors", "/docs/swagger-ui.css", "/explore"}
     for path in sorted(described | others):
