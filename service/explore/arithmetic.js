@@ -70,36 +70,35 @@ function contribution({ contribution: found }, weight) {
 /** The latest call of each container: answers of earlier ones are dropped. @type {WeakMap<HTMLElement, object>} */
 const latest = new WeakMap();
 
+/** A cell of a picture. @typedef {{ picture: Picture, head: number, row: number, column: number }} Place */
+
 /** Show how one cell comes about; `ask` posts a body to the picture's route and gives the answer as JSON.
  * @param {HTMLElement} container @param {Picture} picture @param {number} head @param {number} row @param {number} column
  * @param {(body: object) => Promise<any>} ask */
 export async function arithmetic(container, picture, head, row, column, ask) {
-  const call = {};
-  latest.set(container, call);
+  const place = { picture, head, row, column };
+  latest.set(container, place);
   container.setAttribute("aria-busy", "true");
-  let shown;
-  try {
-    shown = table(picture, head, row, column, figures(await cellOf(picture, head, row, column, ask)));
-  } catch (error) {
-    shown = make("p", { role: "alert" }, error instanceof Error ? error.message : String(error));
-  }
-  if (latest.get(container) !== call) return;
+  const before = container.firstChild;
+  const said = (/** @type {any} */ { title, message, requestId }) => [title, message, requestId && `Request id ${requestId}`].filter(Boolean).join(" · ");
+  const shown = await cellOf(place, ask).then(
+    (cell) => table(place, figures(cell)), (error) => make("p", { role: "alert" }, said(error)));
+  if (latest.get(container) !== place || container.firstChild !== before) return;
   container.removeAttribute("aria-busy");
   container.replaceChildren(shown);
 }
 
-/** @param {Picture} picture @param {number} head @param {number} row @param {number} column @param {Line[]} lines */
-function table({ rows, columns }, head, row, column, lines) {
+/** @param {Place} place @param {Line[]} lines */
+function table({ picture, head, row, column }, lines) {
   const body = lines.map(([what, working, figure]) =>
     make("tr", {}, make("th", { scope: "row" }, what), make("td", {}, working), make("td", { class: "figure" }, figure)));
-  return make("table", { class: "arithmetic" },
-    make("caption", {}, `Head ${head}: query ${rows[row]} (${row}), key ${columns[column]} (${column})`), make("tbody", {}, ...body));
+  const caption = `Head ${head}: query ${picture.rows[row]} (${row}), key ${picture.columns[column]} (${column})`;
+  return make("table", { class: "arithmetic" }, make("caption", {}, caption), make("tbody", {}, ...body));
 }
 
 /** Ask the service for the cell: one request for each stage of the scores.
- * @param {Picture} picture @param {number} head @param {number} row @param {number} column
- * @param {(body: object) => Promise<any>} ask @returns {Promise<Cell>} */
-async function cellOf({ body, source, rows }, head, row, column, ask) {
+ * @param {Place} place @param {(body: object) => Promise<any>} ask @returns {Promise<Cell>} */
+async function cellOf({ picture: { body, source, rows }, head, row, column }, ask) {
   const { softcap = null } = body;
   const selected = { heads: [head], queries: [row] };
   const staged = (/** @type {string} */ stage, form = "heads") =>

@@ -150,30 +150,27 @@ export function html(drawn, words) {
     const cells = columns.map((_, j) => [i * columns.length + j]).map(([at]) => `<td>${masked?.[at] ? "masked" : figure(values[at])}</td>`);
     return `<tr><th scope="row">${escaped(row)}</th>${cells.join("")}</tr>`;
   });
-  return `<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<meta name="viewport" content="width=device-width">
-<title>${escaped(title)}</title>
-<style>body { font: 16px sans-serif; margin: 1rem } svg { max-width: 100%; height: auto } pre { white-space: pre-wrap }
-table { border-collapse: collapse; font-size: 12px } td, th { padding: 2px 6px; text-align: right }</style>
-<h1>Attention</h1>
+  return `<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"/>
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'"/>
+<meta name="viewport" content="width=device-width"/><title>${escaped(title)}</title>
+<style>body { font: 16px sans-serif; margin: 1rem } svg { max-width: 100%; height: auto }
+table { border-collapse: collapse; font-size: 12px } td, th { padding: 2px 6px; text-align: right }</style></head>
+<body><h1>Attention</h1>
 ${words.map((line) => `<p>${escaped(line)}</p>`).join("\n")}
 ${svg(drawn)}
 <table><caption>Rows: queries, columns: keys</caption>
 <thead><tr><td></td>${columns.map((column) => `<th scope="col">${escaped(column)}</th>`).join("")}</tr></thead>
-<tbody>${body.join("\n")}</tbody></table>
-</html>
+<tbody>${body.join("\n")}</tbody></table></body></html>
 `;
 }
 
-/** What a picture shows, in words. @param {Picture} picture */
-function described({ source, layerName, columns }) {
-  const { own, text, pair, model, masks, form } = source;
+/** What a picture shows, in words. @param {Picture} picture @param {string} name A or B, where two are compared */
+function described({ source, layerName, columns }, name) {
+  const { own, text, pair, model, masks, form, head } = source;
   const said = own ? `An own request to ${own.path}` : `“${text}”${pair ? ` and “${pair}”` : ""}, model ${model}`;
   const figures = form === "heads" ? "attention weights" : "contributions";
-  return [`${said}, layer ${layerName}, ${figures}.`, ...masks.map((mask) => `${explainMask(mask, columns)}.`)];
+  return [`${name}${said}, layer ${layerName}, head ${head}, ${figures}.`, ...masks.map((mask) => `${explainMask(mask, columns)}.`)];
 }
 
 /** The canvas as a PNG file. @param {HTMLCanvasElement} canvas @returns {Promise<Blob>} */
@@ -206,7 +203,10 @@ export function exportMenu(container, get) {
   const actions = [
     ["Copy as curl", ({ pictures }) => copy(pictures.map((picture) => curl(picture, base, Boolean(apiKey()))).join("\n\n"))],
     ["Copy as Python", ({ pictures }) => copy(python(pictures, base, Boolean(apiKey())))],
-    ["Save HTML", ({ pictures, drawn }) => save("html", file(html(drawn, [...pictures.flatMap(described), LIMITS]), "text/html"))],
+    ["Save HTML", ({ pictures, drawn }) => {
+      const words = pictures.flatMap((picture, i) => described(picture, pictures.length > 1 ? `${"AB"[i]}: ` : ""));
+      save("html", file(html(drawn, [...words, LIMITS]), "text/html"));
+    }],
     ["Save PNG", async ({ canvas }) => save("png", await png(canvas))],
     ["Save SVG", ({ drawn }) => save("svg", file(svg(drawn), "image/svg+xml"))],
     ["Save CSV", ({ drawn }) => save("csv", file(csv(drawn), "text/csv"))],

@@ -139,11 +139,8 @@ class Editor {
     shown();
     const add = (/** @type {Event} */ event) => {
       event.preventDefault();
-      const given = Object.fromEntries(
-        [...fields.querySelectorAll("input, select")].map((field) => {
-          const { name, value } = /** @type {HTMLInputElement} */ (field);
-          return [name, value];
-        }));
+      /** @type {any} */
+      const given = Object.fromEntries(new FormData(/** @type {HTMLFormElement} */ (event.target)));
       this.onChange([...this.masks, KINDS[kind.value].mask(given, this.sizes)]);
     };
     return make("form", { class: "mask-form", onsubmit: add }, labelled("Mask", kind), fields, make("button", {}, "Add mask"));
@@ -226,12 +223,15 @@ const KINDS = {
   lengths: {
     title: "length",
     fields: () => [number("First keys that are seen", { name: "length", min: 0, value: 5, required: true })],
-    mask: ({ length }, { sequences }) => ({ kind: "lengths", values: sequences > 1 ? Array(sequences).fill(whole(length)) : whole(length) }),
+    mask: ({ length }, { columns, sequences }) => {
+      const values = Math.min(Math.trunc(Number(length)), columns);
+      return { kind: "lengths", values: sequences > 1 ? Array(sequences).fill(values) : values };
+    },
   },
   slope: {
     title: "bias slope",
     fields: () => [
-      number("Slope", { name: "slope", step: "any", value: 0.5, required: true }),
+      number("Slope", { name: "slope", step: "any", min: -1e6, max: 1e6, value: 0.5, required: true }),
       labelled("Form", make("select", { name: "form" },
         make("option", { value: "distance" }, "−slope × distance (ALiBi)"), make("option", { value: "signed" }, "slope × (key − query)")))],
     mask: ({ slope, form }, sizes) => slopeMask(Number(slope), form === "signed", sizes),

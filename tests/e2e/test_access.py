@@ -62,7 +62,7 @@ ORIGIN = "\nOrigin: http://evil.example"
 HEADS = {
     "GET http://evil.example/v1/layers HTTP/1.1\nHost: localhost" + ORIGIN: 400,
     "GET http://localhost:1/v1/layers HTTP/1.1\nHost: evil.example" + ORIGIN: 200,
-    "GET http://localhost?x HTTP/1.1\nHost: localhost" + ORIGIN: 404,
+    "GET http://localhost?x HTTP/1.1\nHost: localhost" + ORIGIN: 307,
     "OPTIONS * HTTP/1.1\nHost: evil.example" + ORIGIN: 400,
     "GET /v1/layers HTTP/1.0": 200,
     "GET /v1/layers HTTP/1.0" + ORIGIN: 400,
