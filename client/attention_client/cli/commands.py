@@ -160,9 +160,9 @@ def show(
     """Draw one head's attention weights as a heat map."""
     if legend and svg:
         raise InvalidInput("--legend is of the terminal; --svg has its own scale")
-    _check_source(layer, text, weights, any((query, key, value, request)), any((causal, mask)))
     if (text_pair, model, number) != (None, None, None) if text is None else any((tokens, key_tokens, sequence)):
         raise InvalidInput("--text-pair, --model and --layer go with --text; --tokens, --key-tokens, --sequence do not")
+    _check_source(layer, text, weights, any((query, key, value, request)), any((causal, mask)))
     words = [None if given is None else given.split() for given in (tokens, key_tokens)]
     if weights is not None:
         drawn, title = stored_head(weights, sequence, head)
