@@ -105,10 +105,14 @@ def attend(
     reply.report(out, as_json=as_json)
 
 
+def _array(name: str) -> Any:
+    return typer.Option(f"--{name}", help=f"{name} array, .npy, with the axes of the layout")
+
+
 def sdpa(
-    query: QueryFile = None,
-    key: KeyFile = None,
-    value: ValueFile = None,
+    query: Annotated[Path | None, _array("query")] = None,
+    key: Annotated[Path | None, _array("key")] = None,
+    value: Annotated[Path | None, _array("value")] = None,
     request: RequestFile = None,
     layout: Annotated[str | None, typer.Option("--layout", help="ld, bld, hld, lhd, bhld, blhd or packed")] = None,
     num_heads: Annotated[int | None, typer.Option("--num-heads", help="query heads, with layout packed")] = None,
