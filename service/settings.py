@@ -76,7 +76,7 @@ class Settings(BaseSettings):
     port: int = Field(8000, ge=0, le=65535)
     """TCP port to bind; 0 = any free port, which the log names"""
     layers_dir: Path = Path(".layers")
-    """directory of stored layers, one `<name>.safetensors` for each"""
+    """directory of stored layers, one `<name>.safetensors` for each, and of models, `<name>.model`"""
     run_dir: Path | None = None
     """parent directory of the files that processes share (metrics); default: `/dev/shm`, else the temporary directory"""
     workers: int = Field(0, ge=0, le=64)
@@ -138,7 +138,7 @@ class Settings(BaseSettings):
     max_request_cells: Positive = 2**28
     """attention scores of one request: sequences x heads x L x S"""
     max_weights_bytes: int = Field(64 * MIB, ge=1024)
-    """returned attention weights of one request (bytes)"""
+    """weights, scores, lse and entropy that one request returns (bytes)"""
     max_table_bytes: int = Field(512 * MIB, ge=1024)
     """tables that one sequence of a request needs during computation: the sum of its masks and the workspace of its weights
     (bytes)"""

@@ -35,7 +35,7 @@ class LayerLimits(BaseModel):
     sequences: int = Field(description="sequences")
     tokens: int = Field(description="query and key rows")
     cells: int = Field(description="attention scores: B x H x L x S")
-    weights_bytes: int = Field(description="bytes of returned weights")
+    weights_bytes: int = Field(description="bytes of returned weights, scores, lse and entropy")
     table_bytes: int = Field(description="bytes of the tables for masks and weights")
     timeout_ms: int = Field(description="the longest deadline")
 

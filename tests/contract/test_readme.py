@@ -83,10 +83,16 @@ def test_the_pages_are_found_and_their_headings_too():
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_of_a_page_leads_to_a_file_and_a_heading(page):
-    for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+    for link in re.findall(r"(?:\]\(|<img src=\")([^)\"\s]+)", prose(page)):
         if re.match(r"[a-z]+:", link):
             continue
         path, _, anchor = link.partition("#")
         target = (page.parent / path).resolve() if path else page
         assert target.exists(), f"{page.name}: {link}"
         assert not anchor or target.suffix != ".md" or anchor in anchors(target), f"{page.name}: {link}"
+
+
+def test_readme_and_the_next_release_stay_short():
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert len(changes.partition("## [Unreleased]")[2].partition("\n## ")[0].splitlines()) <= 60
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 154

@@ -105,10 +105,14 @@ def attend(
     reply.report(out, as_json=as_json)
 
 
+def _array(name: str) -> Any:
+    return typer.Option(f"--{name}", help=f"{name} array, .npy, with the axes of the layout")
+
+
 def sdpa(
-    query: QueryFile = None,
-    key: KeyFile = None,
-    value: ValueFile = None,
+    query: Annotated[Path | None, _array("query")] = None,
+    key: Annotated[Path | None, _array("key")] = None,
+    value: Annotated[Path | None, _array("value")] = None,
     request: RequestFile = None,
     layout: Annotated[str | None, typer.Option("--layout", help="ld, bld, hld, lhd, bhld, blhd or packed")] = None,
     num_heads: Annotated[int | None, typer.Option("--num-heads", help="query heads, with layout packed")] = None,
@@ -160,9 +164,9 @@ def show(
     """Draw one head's attention weights as a heat map."""
     if legend and svg:
         raise InvalidInput("--legend is of the terminal; --svg has its own scale")
-    _check_source(layer, text, weights, any((query, key, value, request)), any((causal, mask)))
     if (text_pair, model, number) != (None, None, None) if text is None else any((tokens, key_tokens, sequence)):
         raise InvalidInput("--text-pair, --model and --layer go with --text; --tokens, --key-tokens, --sequence do not")
+    _check_source(layer, text, weights, any((query, key, value, request)), any((causal, mask)))
     words = [None if given is None else given.split() for given in (tokens, key_tokens)]
     if weights is not None:
         drawn, title = stored_head(weights, sequence, head)

@@ -49,6 +49,11 @@ def test_the_help_of_every_command_ends_with_its_examples(name):
     assert lines == [f"attention {name} {example}" for example in cli.EXAMPLES[name]] != []
 
 
+def test_attention_without_a_layer_promises_no_default_of_key_and_value():
+    helps = {parameter.name: parameter.help for parameter in COMMANDS["sdpa"].params}
+    assert not [name for name in ("query", "key", "value") if "default" in helps[name]]
+
+
 @pytest.mark.parametrize("line", LINES)
 def test_an_example_is_understood(line):
     name, *words = shlex.split(line)

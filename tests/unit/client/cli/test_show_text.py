@@ -159,6 +159,8 @@ def test_the_picture_is_labelled_with_the_tokens(show, tmp_path):
         (("--weights", "w.npz", "--mask", "causal"), "^give either a layer .*, masks not with --weights$"),
         (("small", "--query", "x.npy", "--layer", "3"), "^--text-pair, --model and --layer go with --text;"),
         (("--weights", "w.npz", "--model", "tiny"), "^--text-pair, --model and --layer go with --text;"),
+        (("--layer", "3", "--head", "1"), "^--text-pair, --model and --layer go with --text;"),
+        (("--text-pair", "a"), "^--text-pair, --model and --layer go with --text;"),
         (("--text", "a", "--tokens", "a"), "--tokens, --key-tokens, --sequence do not$"),
         (("--text", "a", "--key-tokens", "a"), "--tokens, --key-tokens, --sequence do not$"),
         (("--text", "a", "--sequence", "1"), "--tokens, --key-tokens, --sequence do not$"),
