@@ -1,4 +1,4 @@
-// Opens the API page as a newcomer does: from /, with Authorize, then the first examples of each operation by "Try it out".
+// Opens the API page as a newcomer does: /docs, with Authorize, then the first examples of each operation by "Try it out".
 // node docs_page.mjs <node_modules> <chromium> <url> <key> <examples an operation> <operation id>...
 // It prints what it saw as one JSON object.
 import { createRequire } from "node:module";
@@ -38,9 +38,8 @@ async function open(id) {
   return block;
 }
 
-await page.goto(url, { waitUntil: "load" });
+await page.goto(`${url}/docs`, { waitUntil: "load" });
 await page.locator(".opblock").first().waitFor();
-seen.led_to = page.url();
 seen.title = await page.locator(".info .title").innerText();
 seen.tags = await page.locator(".opblock-tag-section").count();
 for (const id of operations) {
