@@ -16,7 +16,7 @@ from service.errors import BadRequest, LayerNotFound
 from service.http.asgi import Application, Receive, Scope, Send
 from service.http.request_parser import HeaderFields
 from service.layers.catalog import Catalog, Served, ServedAttention, ServedLayer
-from service.layers.store import SDPA
+from service.layers.directory import SDPA
 from service.wire.answer import write_json
 from service.wire.attend_request import CheckedRequest, RequestLimits, check_request
 from service.wire.attention_request import check_attention

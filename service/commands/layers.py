@@ -32,7 +32,7 @@ CHECK_SEED = 7
 # Over a few hundred products, errors of float32 against float64 are near 1e-6 of the largest value.
 TOLERANCE = 1e-4
 MAX_HEAD_BYTES = 64 * 1024
-# As in layers/store.py, whose import takes seconds; a test compares them.
+# As in layers/directory.py, whose import takes seconds; a test compares them.
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 SDPA = "sdpa"
 _DTYPES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}

@@ -37,7 +37,7 @@ def import_(
     with steps() as step:
         step("loading torch")
         from service.models.importer import import_model
-        from service.models.stored_model import MODEL_SUFFIX, ModelStore
+        from service.models.stored_model import ModelStore
 
         model, layers = import_model(directory, name=name, step=step)
         store = ModelStore(layers_dir)
@@ -53,7 +53,7 @@ def import_(
                 store.save(model, replace=replace)
     for layer, (parity, _), is_new_layer in zip(layers, results, new, strict=True):
         report(layer, layers_dir, parity, is_new=is_new_layer)
-    options, file = model.options, layers_dir / f"{name}{MODEL_SUFFIX}"
+    options, file = model.options, store.file(name)
     sizes = f"{len(layers)} layers, {options.width} wide, at most {options.max_tokens} tokens of {options.vocabulary}"
     say(f"{name}: family {model.family}, {sizes}, {model.digest[:19]}…")
     say(f"{name}: wrote {file}" if is_new else f"{name}: {file} holds it already")

@@ -116,11 +116,12 @@ class ModelFacts(NamedTuple):
     more: Mapping[str, Any]
 
     def to_json(self) -> dict[str, Any]:
-        found = {**self.facts.to_json(), **self.more}
-        return {name: value for name, value in found.items() if name not in _OF_LAYER or "layer" in self.more}
+        found = self.facts.to_json()
+        if "layers" in self.more:
+            del found["layer"], found["masked_rows"]
+        return {**found, **self.more}
 
 
-_OF_LAYER = {"layer", "masked_rows"}
 _OF_MODEL = {"layer", *TextRequest.model_fields}
 Checked = tuple[CheckedRequest, dict[str, Any]]
 """A call that can run, and the facts of its answer that are known before it runs."""

@@ -104,7 +104,7 @@ def test_progress_is_shown_on_a_terminal_and_nowhere_else(tmp_path):
         os.close(mine)
         assert drawn.stdout is not None
         result = drawn.stdout.read()
-    for step in ("loading torch", "writing it"):  # the first one, which takes seconds, and the last
+    for step in ("loading torch", "writing mine"):  # the first one, which takes seconds, and the last
         assert step in shown.decode()
     piped = subprocess.run(words, env=where, capture_output=True, text=True, check=True)
     assert piped.stderr == ""
