@@ -105,7 +105,7 @@ def _negotiated(fields: HeaderFields, take_offers: bool) -> tuple[bytes, Coding 
     return answer_type(fields, FORMS), answer_coding(fields, ANSWER_CODINGS, take_offers=take_offers)
 
 
-async def _parsed(context: RequestContext[ServedModel], body: bytearray) -> dict[str, Any]:
+async def _parsed(context: RequestContext, body: bytearray) -> dict[str, Any]:
     """Return the JSON object; an error shows nothing of the body, not even a name, because a text may have slipped into one."""
     try:
         return await context.parsed(body)
