@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from service.api.reply import JSON, OCTET_STREAM, SAFETENSORS, Coding, answer_coding, answer_type, body_type, collected
 from service.api.request_context import RequestContext, SharedState
@@ -16,7 +15,7 @@ from service.errors import BadRequest, LayerNotFound
 from service.http.asgi import Application, Receive, Scope, Send
 from service.http.request_parser import HeaderFields
 from service.layers.catalog import Catalog, Served, ServedAttention, ServedLayer
-from service.layers.store import SDPA
+from service.layers.directory import SDPA
 from service.wire.answer import write_json
 from service.wire.attend_request import CheckedRequest, RequestLimits, check_request
 from service.wire.attention_request import check_attention
@@ -66,7 +65,7 @@ class AttendRoute:
             del request  # its tensors would stay until the answer is sent
             await context.send(send, [(b"content-type", wanted)], pieces, coding)
 
-    async def _checked(self, context: RequestContext[Any], sent: bytes, body: bytearray) -> CheckedRequest:
+    async def _checked(self, context: RequestContext, sent: bytes, body: bytearray) -> CheckedRequest:
         """Return the request in a body of the type that was sent."""
         limits = context.limits.request
         layer: Served = context.layer
@@ -126,7 +125,7 @@ class InferRoute:
             await context.send(send, headers, [*head, *blobs], coding)
 
     async def _checked(
-        self, context: RequestContext[Any], body: bytearray, json_length: bytes | None
+        self, context: RequestContext, body: bytearray, json_length: bytes | None
     ) -> tuple[CheckedRequest, WantedAnswer]:
         """Return the request in a body whose first `json_length` bytes, or all, are JSON."""
         layer: Served = context.layer

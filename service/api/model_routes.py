@@ -17,7 +17,7 @@ from service.api.attend_route import ANSWER_CODINGS, BODY_CODINGS, FORMS
 from service.api.problems import problem_responses
 from service.api.reply import JSON, Coding, answer_coding, answer_type, body_type
 from service.api.request_context import RequestContext, SharedState
-from service.errors import BadJson, DuplicateKey, EngineFailed, Malformed, NonFinite, ServiceError
+from service.errors import DuplicateKey, EngineFailed, Malformed, NonFinite, ServiceError
 from service.http.asgi import Application, Receive, Scope, Send
 from service.http.request_parser import HeaderFields
 from service.layers.catalog import Catalog
@@ -105,20 +105,16 @@ def _negotiated(fields: HeaderFields, take_offers: bool) -> tuple[bytes, Coding 
     return answer_type(fields, FORMS), answer_coding(fields, ANSWER_CODINGS, take_offers=take_offers)
 
 
-async def _parsed(context: RequestContext[ServedModel], body: bytearray) -> dict[str, Any]:
+async def _parsed(context: RequestContext, body: bytearray) -> dict[str, Any]:
     """Return the JSON object; an error shows nothing of the body, not even a name, because a text may have slipped into one."""
     try:
         return await context.parsed(body)
     except (Malformed, NonFinite) as error:
-        has_names = error.param is not None or isinstance(error, DuplicateKey)
-        raise type(error)(_WITHOUT_NAMES[type(error)] if has_names else error.message) from None
+        has_name = error.param is not None or isinstance(error, DuplicateKey)
+        raise type(error)(_WITHOUT_NAME if has_name else error.message) from None
 
 
-_WITHOUT_NAMES: dict[type[ServiceError], str] = {
-    DuplicateKey: "an object of the body has the same key twice",
-    BadJson: "the body is not valid JSON: it has NaN or Infinity, which is no number of JSON",
-    NonFinite: "a number of the body is beyond the range of float64",
-}
+_WITHOUT_NAME = "the body has the same key twice in one object, or a number that neither JSON nor float64 has"
 
 
 def _checked(check: Check, document: Mapping[str, object], model: ServedModel, limits: RequestLimits) -> Checked:
@@ -153,17 +149,11 @@ _NO_MODEL = problem_responses(
 
 
 def _described(state: ModelState) -> Model:
-    about = state.about
-    options = None if about is None else about.options
-    return Model(
-        name=state.name,
-        family=about.family if about else None,
-        source=about.source if about else None,
-        digest=about.digest if about else None,
-        layers=[] if about is None else [layer.name for layer in about.layers],
-        width=options.width if options else None,
-        heads=[layer.spec.num_heads for layer in state.layers],
-        max_tokens=options.max_tokens if options else None,
-        vocabulary=options.vocabulary if options else None,
-        fault=state.fault,
-    )
+    said: dict[str, Any] = dict.fromkeys(Model.model_fields)
+    if (about := state.about) is not None:
+        options = about.options
+        said |= dict(family=about.family, source=about.source, digest=about.digest)
+        said |= dict(width=options.width, max_tokens=options.max_tokens, vocabulary=options.vocabulary)
+    layers = [] if about is None else [layer.name for layer in about.layers]
+    heads = [layer.spec.num_heads for layer in state.layers]
+    return Model(**said | dict(name=state.name, layers=layers, heads=heads, fault=state.fault))

@@ -20,7 +20,7 @@ import functools
 import re
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, ParamSpec, Protocol, Self, TypeVar
 
 import torch
 
@@ -56,9 +56,8 @@ class Target(Protocol):
     def output_bytes(self, call: Any, /) -> int: ...
 
 
-L = TypeVar("L", bound=Target)
 # Returns what a request is for, given the served layers and the parameters of its path.
-Find = Callable[[Catalog, Mapping[str, str]], L | None]
+Find = Callable[[Catalog, Mapping[str, str]], Target | None]
 
 _SERVER_TIMING = b"decode;dur=%.3f, queue;dur=%.3f, compute;dur=%.3f, total;dur=%.3f"
 _OF_TEXT = re.compile("; tensors [^;]*safetensors[^;]*")  # a remedy for a body of text
@@ -141,10 +140,10 @@ class Reservation:
                 del by_caller[self._caller]
 
 
-class RequestContext(Generic[L]):
+class RequestContext:
     """Made when the headers have arrived; use it in a `with` block, which frees its reserved bytes in every case."""
 
-    def __init__(self, shared: SharedState, scope: Scope, receive: Receive, find: Find[L]) -> None:
+    def __init__(self, shared: SharedState, scope: Scope, receive: Receive, find: Find) -> None:
         """Take the layer that `find` returns; raise what it raises, NotReady, or Draining after `SharedState.close`.
 
         If it returns None, a model that may have to be read first, call `take` before `ask`.
@@ -169,8 +168,8 @@ class RequestContext(Generic[L]):
         self._arrival: Callable[[], None] | None = None
         self._is_binary = False
 
-    def take(self, layer: L) -> None:
-        self.layer = layer
+    def take(self, layer: Target) -> None:
+        self.layer: Any = layer  # of the kind that `find` returns
         self.record.layer = layer.name
 
     def __enter__(self) -> Self:
@@ -377,7 +376,7 @@ class SharedState:
         self.intake = ByteBudget(limits.intake_bytes, "bodies are being received and decoded")
         self.answers = ByteBudget(limits.answer_bytes, "answers are being computed and sent")
         self.is_closed = False
-        self.opened: set[RequestContext[Any]] = set()
+        self.opened: set[RequestContext] = set()
         self.cost_per_byte: dict[tuple[str, bool], tuple[float, float]] = {}
         """Tokens and flops of a byte in the last bodies, by layer and whether the bodies are binary."""
 

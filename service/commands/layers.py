@@ -27,12 +27,14 @@ if TYPE_CHECKING:
     from service.layers.store import Store, StoredLayer
     from service.models.stored_model import ModelStore, StoredModel
 
+    AnyStore = Store | ModelStore
+
 CHECK_ROWS = 24
 CHECK_SEED = 7
 # Over a few hundred products, errors of float32 against float64 are near 1e-6 of the largest value.
 TOLERANCE = 1e-4
 MAX_HEAD_BYTES = 64 * 1024
-# As in layers/store.py, whose import takes seconds; a test compares them.
+# As in layers/directory.py, whose import takes seconds; a test compares them.
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 SDPA = "sdpa"
 _DTYPES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
@@ -117,8 +119,11 @@ def import_(
     check_name(name, "--name")
     with steps() as step:
         stored = _imported(step, path, name=name, pairs=pairs, fused=fused, **chosen)
-        parity, is_new = checked(stored, layers_dir, step, replace=replace)
-        is_new = is_new and written(stored, layers_dir, step, replace=replace)
+        from service.layers.store import Store
+
+        store = Store(layers_dir)
+        parity, is_new = checked(store, stored, step, replace=replace)
+        is_new = is_new and written(store, stored, step, replace=replace)
     report(stored, layers_dir, parity, is_new=is_new)
     if url is None:
         say(f"{name}: a running service serves it after a restart, or {curl('PUT', name)}")
@@ -162,14 +167,12 @@ def report(stored: StoredLayer, layers_dir: Path, parity: str, *, is_new: bool) 
     say(f"{name}: wrote {file}" if is_new else f"{name}: {file} holds it already")
 
 
-def checked(stored: StoredLayer, layers_dir: Path, step: Callable[[str], None], *, replace: bool) -> tuple[str, bool]:
+def checked(store: Store, stored: StoredLayer, step: Callable[[str], None], *, replace: bool) -> tuple[str, bool]:
     """Return the layer's parity in words, and whether it is to be written: not if it is there already.
 
     Raises LayerError if it has no parity or, without `replace`, if another layer or file has its name.
     """
-    from service.layers.store import Store
-
-    is_new = replace or not layers_dir.is_dir() or not holds(Store(layers_dir), stored)
+    is_new = replace or not store.directory.is_dir() or not holds(store, stored)
     step(f"comparing {stored.name} with float64")
     with about(f'layer "{stored.name}" is not stored'):
         is_close, parity = _parity(stored, stored)
@@ -178,24 +181,22 @@ def checked(stored: StoredLayer, layers_dir: Path, step: Callable[[str], None], 
     return parity, is_new
 
 
-def written(stored: StoredLayer, layers_dir: Path, step: Callable[[str], None], *, replace: bool) -> bool:
-    """Store a checked layer; return False if another import has just stored the same. Raises LayerError."""
+def written(store: AnyStore, given: Any, step: Callable[[str], None], *, replace: bool) -> bool:
+    """Store what is checked; return False if another import has just stored the same. Raises LayerError."""
     from service.layers.directory import LayerExists
-    from service.layers.store import Store
 
-    store = Store(layers_dir)
-    step(f"writing {stored.name}")
+    step(f"writing {given.name}")
     try:
-        with about(f"--layers-dir {layers_dir}"):
-            store.save(stored, replace=replace)
+        with about(f"--layers-dir {store.directory}"):
+            store.save(given, replace=replace)
     except LayerExists as error:  # another import was faster
-        if not holds(store, stored):
+        if not holds(store, given):
             raise LayerError(f"{error.message}; --replace overwrites it") from None
         return False
     return True
 
 
-def holds(store: Store | ModelStore, given: StoredLayer | StoredModel) -> bool:
+def holds(store: AnyStore, given: StoredLayer | StoredModel) -> bool:
     """Return whether it is stored already; raise LayerError if another one, or a file that is none, has its name."""
     try:
         held = store.load(given.name)

@@ -13,7 +13,6 @@ import typer
 
 from service.commands.layers import LAYERS_DIR, LayersDir, check_name, checked, holds, report, written
 from service.commands.terminal import say, steps
-from service.layers.wording import about
 
 app = typer.Typer(help="Import models, which take text.", no_args_is_help=True)
 
@@ -36,24 +35,23 @@ def import_(
     check_name(name, "--name")
     with steps() as step:
         step("loading torch")
+        from service.layers.store import Store
         from service.models.importer import import_model
-        from service.models.stored_model import MODEL_SUFFIX, ModelStore
+        from service.models.stored_model import ModelStore
 
         model, layers = import_model(directory, name=name, step=step)
-        store = ModelStore(layers_dir)
-        is_new = replace or not holds(store, model)
-        results = [checked(layer, layers_dir, step, replace=replace) for layer in layers]
-        new = [
-            is_absent and written(layer, layers_dir, step, replace=replace)
-            for layer, (_, is_absent) in zip(layers, results, strict=True)
+        models, store = ModelStore(layers_dir), Store(layers_dir)
+        is_new = replace or not holds(models, model)
+        found = [(layer, *checked(store, layer, step, replace=replace)) for layer in layers]
+        # All are checked before the first one is written.
+        reports = [
+            (layer, parity, is_absent and written(store, layer, step, replace=replace))
+            for layer, parity, is_absent in found
         ]
-        if is_new:
-            step(f"writing {name}")
-            with about(f"--layers-dir {layers_dir}"):
-                store.save(model, replace=replace)
-    for layer, (parity, _), is_new_layer in zip(layers, results, new, strict=True):
+        is_new = is_new and written(models, model, step, replace=replace)
+    for layer, parity, is_new_layer in reports:
         report(layer, layers_dir, parity, is_new=is_new_layer)
-    options, file = model.options, layers_dir / f"{name}{MODEL_SUFFIX}"
+    options, file = model.options, models.file(name)
     sizes = f"{len(layers)} layers, {options.width} wide, at most {options.max_tokens} tokens of {options.vocabulary}"
     say(f"{name}: family {model.family}, {sizes}, {model.digest[:19]}…")
     say(f"{name}: wrote {file}" if is_new else f"{name}: {file} holds it already")

@@ -10,13 +10,14 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from service.attention.call import AttentionCall, Call
 from service.attention.engine import LoadedLayer
 from service.attention.spec import LayerSpec
 from service.errors import LayerNotFound, NotReady
-from service.layers.store import SDPA, StoredLayer
+from service.layers.directory import SDPA
+from service.layers.store import StoredLayer
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -60,6 +61,12 @@ NOT_SERVED = "no layer of that name is served; GET /v1/layers lists them"
 MAX_COMPARED = 100
 
 
+def hint(name: str, names: Iterable[str]) -> str:
+    """Return the end of an error's sentence, which names the nearest of the names, if one is near."""
+    near = difflib.get_close_matches(name[:64], itertools.islice(names, MAX_COMPARED), n=1)
+    return f'; did you mean "{near[0]}"?' if near else ""
+
+
 @dataclasses.dataclass(frozen=True, slots=True, weakref_slot=True)
 class Catalog:
     """Served `layers` by name, in name order; `awaited` names should be served, but this process cannot load them.
@@ -91,6 +98,4 @@ class Catalog:
             raise NotReady("this process could not load the served version of the layer", retry_after_s=5)
         if name == SDPA:
             raise LayerNotFound('"sdpa" is attention without a layer: POST /v1/attention')
-        near = difflib.get_close_matches(name[:64], itertools.islice(self.layers, MAX_COMPARED), n=1)
-        hint = f'; did you mean "{near[0]}"?' if near else ""
-        raise LayerNotFound(NOT_SERVED + hint)
+        raise LayerNotFound(NOT_SERVED + hint(name, self.layers))

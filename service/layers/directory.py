@@ -1,7 +1,7 @@
 """Directory: reads and writes the files of one kind in a layer directory, `<name><suffix>` each.
 
-Invariants: Only the name becomes part of a path, and the path lies inside the directory. A file appears whole or not at all
-(written under a temporary name, synced, renamed).
+Invariants: Names match `NAME`. Only the name becomes part of a path, and the path lies inside the directory. A file appears whole
+or not at all (written under a temporary name, synced, renamed). A failure of a file is a LayerError that begins with its name.
 """
 
 from __future__ import annotations
@@ -10,11 +10,19 @@ import contextlib
 import dataclasses
 import io
 import os
+import re
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
-from service.errors import LayerError, LayerMissing
+from service.errors import LayerError, LayerMissing, LayerNotLoaded
 from service.layers.safetensors_file import open_regular, opening_failed
+from service.layers.wording import about, translated
+
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+# The name of attention without a layer, which no layer can have.
+SDPA = "sdpa"
 
 
 class LayerExists(LayerError):
@@ -23,57 +31,71 @@ class LayerExists(LayerError):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Directory:
-    """Names are checked by the caller; `max_bytes` is the largest file that is read, None: any."""
+    """A subclass says what its files are, in errors (`kind`); `max_bytes` is the largest file that is read, None: any."""
 
-    path: Path
-    suffix: str
+    kind: ClassVar[str]
+    suffix: ClassVar[str]
+    directory: Path
     max_bytes: int | None = None
 
     def names(self) -> list[str]:
-        """Return the sorted names of the files with the suffix."""
+        """Return the sorted names. Files that no layer's name fits are left out, except `sdpa`, which `opened` reports."""
         try:
-            entries = [entry.name for entry in self.path.iterdir()]
+            entries = [entry.name for entry in self.directory.iterdir()]
         except FileNotFoundError as error:
             raise LayerError("the layer directory does not exist") from error
         except OSError as error:
             raise LayerError("the layer directory cannot be read") from error
-        return sorted(entry.removesuffix(self.suffix) for entry in entries if entry.endswith(self.suffix))
+        stems = (entry.removesuffix(self.suffix) for entry in entries if entry.endswith(self.suffix))
+        return sorted(stem for stem in stems if NAME.fullmatch(stem))
 
-    def open(self, name: str) -> io.BufferedReader:
-        """Open the file; raise LayerMissing without one."""
-        file = open_regular(self._path_within(name), follow_links=False)
-        size = os.fstat(file.fileno()).st_size
-        if self.max_bytes is not None and size > self.max_bytes:
-            file.close()
-            raise LayerError(f"the file has {size} bytes, the limit is {self.max_bytes} (ATTENTION_MAX_LAYER_BYTES)")
-        return file
+    @contextlib.contextmanager
+    def opened(self, name: str) -> Iterator[io.BufferedReader]:
+        """Yield the file; raise LayerMissing without one, LayerNotLoaded if reading fails, LayerError for a name that is none."""
+        check_name(name)
+        with (
+            about(f'{self.kind} "{name}"'),
+            translated("this process could not read the file", LayerNotLoaded),  # for a lack of memory or descriptors
+            open_regular(self._path_within(name), follow_links=False) as file,
+        ):
+            size = os.fstat(file.fileno()).st_size
+            if self.max_bytes is not None and size > self.max_bytes:
+                raise LayerError(
+                    f"the file has {size} bytes, the limit is {self.max_bytes} (ATTENTION_MAX_LAYER_BYTES)"
+                )
+            yield file
+
+    def file(self, name: str) -> Path:
+        """Return where `write` puts the file."""
+        return self.directory / f"{name}{self.suffix}"
 
     def write(self, name: str, raw: bytes, *, replace: bool) -> Path:
         """Write or replace the file; a crash leaves the old file, or none.
 
         Without `replace` raise LayerExists if the name is taken; of several that are written at once, one is stored.
         """
-        path = self.path / f"{name}{self.suffix}"
-        temporary = self.path / f".{name}.{secrets.token_hex(8)}.tmp"
+        path = self.file(name)
+        temporary = self.directory / f".{name}.{secrets.token_hex(8)}.tmp"
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            self.directory.mkdir(parents=True, exist_ok=True)
             try:
                 with temporary.open("xb") as file:
                     file.write(raw)
                     file.flush()
                     os.fsync(file.fileno())
-                _place(temporary, path, replace=replace)
+                with about(f'{self.kind} "{name}"'):
+                    _place(temporary, path, replace=replace)
             finally:
                 temporary.unlink(missing_ok=True)
-            _sync_directory(self.path)
+            _sync_directory(self.directory)
         except OSError as error:
-            raise LayerError("the layer directory cannot be written") from error
+            raise LayerError(f'{self.kind} "{name}": the layer directory cannot be written') from error
         return path
 
     def _path_within(self, name: str) -> str:
         """Return the real path. Links may lead anywhere inside the directory (Kubernetes mounts do), never out of it."""
         try:
-            root = os.path.realpath(self.path, strict=True)
+            root = os.path.realpath(self.directory, strict=True)
             path = os.path.realpath(f"{root}/{name}{self.suffix}", strict=True)
         except FileNotFoundError as error:
             raise LayerMissing("the layer directory has no file of that name") from error
@@ -82,6 +104,16 @@ class Directory:
         if os.path.commonpath([root, path]) != root:
             raise LayerError("the file is a link to a place outside the layer directory")
         return path
+
+
+def check_name(name: str) -> None:
+    """Raise LayerError, without repeating the name, unless a layer may have it."""
+    if NAME.fullmatch(name) is None:
+        raise LayerError(
+            "a layer's name is 1 to 64 of a-z, 0-9, dot, underscore and hyphen, and begins with a letter or a digit"
+        )
+    if name == SDPA:
+        raise LayerError('the name "sdpa" is reserved for attention without a layer')
 
 
 def _place(temporary: Path, path: Path, *, replace: bool) -> None:

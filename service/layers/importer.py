@@ -20,11 +20,12 @@ import torch
 
 from service.attention.spec import PROJECTIONS, LayerSpec
 from service.errors import LayerError
+from service.layers.directory import check_name
 from service.layers.families import FAMILY_NAMES, TOKENS, Candidate, Parts, find_candidates
 from service.layers.heads import Config, check_head_width, num_heads
 from service.layers.key_map import existing_key, mapped, unknown_family_text
 from service.layers.source import Source, open_source
-from service.layers.store import MAX_SOURCE, StoredLayer, check_name
+from service.layers.store import MAX_SOURCE, StoredLayer
 from service.layers.unsupported import IGNORE, check_config, check_names
 from service.layers.wording import MAX_COPIED, about, bounded, listed, quoted, shape_text
 

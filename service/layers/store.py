@@ -1,9 +1,8 @@
 """Store: reads and writes a directory of layers, one `<name>.safetensors` each; StoredLayer is one of them in memory.
 
 Invariants: A StoredLayer that exists is complete: it has exactly the tensors of its spec, in one floating-point dtype, all
-finite, and their digest. Names match `NAME`. `source` says where the layer came from and is never a path.
-Files are found, opened and written by `Directory`. Nothing in a file is trusted when it is read: header, metadata,
-tensors, values and digest are checked. Pickle is never tried. A failure of a layer is a LayerError that begins with its name.
+finite, and their digest. `source` says where the layer came from and is never a path. Nothing in a file is trusted when it is
+read: header, metadata, tensors, values and digest are checked. Pickle is never tried.
 Metadata: one key `spec`, a JSON object of the spec's fields and `source`, `family`, `digest`, `format_version`.
 
 Digest: "sha256:" and the hex of SHA-256 over (1) the length of the header, 8 bytes little-endian; (2) the header: ASCII
@@ -17,26 +16,20 @@ import dataclasses
 import hashlib
 import io
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
 
 import safetensors.torch
 import torch
 
 from service.attention.spec import LayerSpec
-from service.errors import LayerError, LayerNotLoaded
-from service.layers.directory import Directory
+from service.errors import LayerError
+from service.layers.directory import NAME, Directory, check_name
 from service.layers.safetensors_file import FILE_DTYPES, parse_object, read_header, read_tensor
-from service.layers.wording import about, listed, quoted, shape_text, translated
+from service.layers.wording import listed, quoted, shape_text
 
-NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-# The name of attention without a layer, which no layer can have.
-SDPA = "sdpa"
 MAX_SOURCE = 200
 DTYPE_NAMES = {dtype: name for name, dtype in FILE_DTYPES.items()} | {torch.uint8: "U8"}
-SUFFIX = ".safetensors"
 FORMAT_VERSION = 1
 MAX_LAYER_HEADER_BYTES = 64 * 1024  # headers of stored layers have about 2 KiB
 
@@ -78,16 +71,6 @@ class StoredLayer:
         return self.tensors["query.weight"].dtype
 
 
-def check_name(name: str) -> None:
-    """Raise LayerError, without repeating the name, unless a layer may have it."""
-    if NAME.fullmatch(name) is None:
-        raise LayerError(
-            "a layer's name is 1 to 64 of a-z, 0-9, dot, underscore and hyphen, and begins with a letter or a digit"
-        )
-    if name == SDPA:
-        raise LayerError('the name "sdpa" is reserved for attention without a layer')
-
-
 def check_shapes(expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> None:
     """Raise LayerError unless `found` has exactly the expected tensors, in these shapes."""
     if missing := sorted(expected.keys() - found.keys()):
@@ -116,38 +99,20 @@ def digest_of(header: Mapping[str, object], tensors: Mapping[str, torch.Tensor])
     return f"sha256:{seen.hexdigest()}"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Store:
-    """A directory of layers; `max_bytes` is the largest file that is read, None: any."""
+class Store(Directory):
+    """The layers of a directory."""
 
-    kind: ClassVar[str] = "layer"
-    directory: Path
-    max_bytes: int | None = None
-
-    def names(self) -> list[str]:
-        """Return the sorted names of layers. Files whose names do not match `NAME` are left out; `sdpa` is not, so that `load`
-        reports that the name is reserved.
-        """
-        return [stem for stem in self._files.names() if NAME.fullmatch(stem)]
+    kind = "layer"
+    suffix = ".safetensors"
 
     def load(self, name: str) -> StoredLayer:
         """Return the layer; raise LayerMissing without a file, LayerNotLoaded if reading fails, LayerError if it is invalid."""
-        check_name(name)
-        with (
-            about(f'layer "{name}"'),
-            translated("this process could not read the file", LayerNotLoaded),  # for a lack of memory or descriptors
-            self._files.open(name) as file,
-        ):
+        with self.opened(name) as file:
             return _decode(name, file)
 
     def save(self, layer: StoredLayer, *, replace: bool = True) -> Path:
-        """Write or replace the layer's file, as `Directory.write` does; without `replace` raise LayerExists if it is there."""
-        with about(f'layer "{layer.name}"'):
-            return self._files.write(layer.name, _encode(layer), replace=replace)
-
-    @property
-    def _files(self) -> Directory:
-        return Directory(self.directory, SUFFIX, self.max_bytes)
+        """Write or replace the layer's file; without `replace` raise LayerExists if it is there."""
+        return self.write(layer.name, _encode(layer), replace=replace)
 
 
 def _encode(layer: StoredLayer) -> bytes:

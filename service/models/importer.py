@@ -12,9 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from service.errors import LayerError
+from service.layers.directory import check_name
 from service.layers.importer import MAX_DEPTH, import_layer
 from service.layers.source import MAX_JSON_BYTES, Source, open_source
-from service.layers.store import MAX_SOURCE, StoredLayer, check_name
+from service.layers.store import MAX_SOURCE, StoredLayer
 from service.layers.unsupported import check_config
 from service.layers.wording import about, bounded, listed, quoted
 from service.models.families import ACTIVATION_NAMES, BUFFERS, BY_MODEL, WORD, EncoderFamily

@@ -2,7 +2,7 @@
 
 Invariants: A StoredModel that exists is complete: it has exactly the tensors that its options demand, all finite, and their
 digest. Its layers are those of the directory, by name and digest; their tensors are not in it. Nothing in a file is trusted when
-it is read, and no file is mapped. A failure is a LayerError that begins with the model's name.
+it is read, and no file is mapped.
 Format: safetensors; metadata: one key `model`, a JSON object of `ModelAbout` and `format_version`. The tokenizer.json is the
 tensor `tokenizer` of bytes. The digest is that of `layers/store.py`, over the options, the layers' digests and all tensors.
 """
@@ -17,19 +17,18 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import safetensors.torch
 import torch
 import torch.nn.functional as F
 
-from service.errors import LayerError, LayerNotLoaded
-from service.layers.directory import Directory
+from service.errors import LayerError
+from service.layers.directory import NAME, Directory, check_name
 from service.layers.safetensors_file import FILE_DTYPES, Header, parse_object, read_header, read_tensor
-from service.layers.store import MAX_SOURCE, NAME, check_name, check_shapes, digest_of
-from service.layers.wording import about, quoted, translated
+from service.layers.store import MAX_SOURCE, check_shapes, digest_of
+from service.layers.wording import quoted
 
-MODEL_SUFFIX = ".model"
 FORMAT_VERSION = 1
 MAX_MODEL_HEADER_BYTES = 2**20  # 24 layers have 30 KiB
 TOKENIZER = "tokenizer"
@@ -148,51 +147,36 @@ class StoredModel(ModelAbout):
         return {**self.tensors, TOKENIZER: torch.frombuffer(bytearray(self.tokenizer), dtype=torch.uint8)}
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ModelStore:
-    """The models of a layer directory; `max_bytes` is the largest file that is read, None: any."""
+class ModelStore(Directory):
+    """The models of a layer directory."""
 
-    kind: ClassVar[str] = "model"
-    directory: Path
-    max_bytes: int | None = None
-
-    def names(self) -> list[str]:
-        return [name for name in self._files.names() if NAME.fullmatch(name)]
+    kind = "model"
+    suffix = ".model"
 
     def about(self, name: str) -> ModelAbout:
         """Return what the header says; raise LayerMissing, LayerNotLoaded or LayerError as `Store.load` does."""
-        with self._opened(name) as (_, _, found):
+        with self._read(name) as (_, _, found):
             return found
 
     def load(self, name: str) -> StoredModel:
         """Return the whole model, checked; raises the same."""
-        with self._opened(name) as (file, header, found):
+        with self._read(name) as (file, header, found):
             tensors = {key: read_tensor(file, key, entry) for key, entry in header.tensors.items() if key != TOKENIZER}
             tokenizer = read_tensor(file, TOKENIZER, header.tensors[TOKENIZER], {"U8": torch.uint8})
             return StoredModel(**vars(found), tensors=tensors, tokenizer=tokenizer.numpy().tobytes())
 
     def save(self, model: StoredModel, *, replace: bool = True) -> Path:
-        """Write or replace the model's file, as `Directory.write` does."""
+        """Write or replace the model's file; without `replace` raise LayerExists if it is there."""
         fields = {name: getattr(model, name) for name in ("family", "source", "digest")}
         fields |= {"options": dataclasses.asdict(model.options), "layers": [ref._asdict() for ref in model.layers]}
         text = json.dumps({**fields, "format_version": FORMAT_VERSION}, sort_keys=True, allow_nan=False)
-        with about(f'model "{model.name}"'):
-            raw = safetensors.torch.save(model.all_tensors, metadata={"model": text})
-            return self._files.write(model.name, raw, replace=replace)
-
-    @property
-    def _files(self) -> Directory:
-        return Directory(self.directory, MODEL_SUFFIX, self.max_bytes)
+        raw = safetensors.torch.save(model.all_tensors, metadata={"model": text})
+        return self.write(model.name, raw, replace=replace)
 
     @contextlib.contextmanager
-    def _opened(self, name: str) -> Iterator[tuple[io.BufferedReader, Header, ModelAbout]]:
+    def _read(self, name: str) -> Iterator[tuple[io.BufferedReader, Header, ModelAbout]]:
         """Yield the file, its header with the entries that the options demand, and what it says."""
-        check_name(name)
-        with (
-            about(f'model "{name}"'),
-            translated("this process could not read the file", LayerNotLoaded),
-            self._files.open(name) as file,
-        ):
+        with self.opened(name) as file:
             header = read_header(file, max_bytes=MAX_MODEL_HEADER_BYTES)
             if header.metadata.keys() != {"model"}:
                 raise LayerError("not a stored model: the file's metadata must have the one key model")

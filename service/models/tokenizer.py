@@ -45,20 +45,26 @@ class Tokenizer:
             raise LayerError(f"tokenizer.json has the id {largest}, but the model has embeddings of {vocabulary} ids")
         self._library = library
 
-    def of_text(self, text: str, pair: str | None = None) -> Tokens:
-        """Return the tokens of a text or a pair, with those that the model's tokenizer adds. Raises InvalidInput."""
+    def of_text(self, text: str, pair: str | None = None, most: int | None = None) -> Tokens:
+        """Return the tokens of a text or a pair, with those that the model's tokenizer adds.
+
+        Raises InvalidInput, also for more than `most` tokens: before it makes lists of them, which holds up other threads.
+        """
         for name, given in (("text", text), ("text_pair", pair)):
             if given is not None and not _is_unicode(given):
                 raise InvalidInput(f"{name} has a lone surrogate, half of a character", param=f"/{name}")
         found = _guarded(lambda: self._library.encode(text, pair))
         if found is None:
             raise InvalidInput("the model's tokenizer has no tokens for this text", param="/text")
+        if most is not None:
+            check_length(len(found), most, "/text", " with those that the model adds")
+        sequences = found.sequence_ids
         for place, name in enumerate(("text", "text_pair") if pair is not None else ("text",)):
-            if place not in found.sequence_ids:
+            if place not in sequences:
                 raise InvalidInput(f"{name} has no token; expected at least one visible character", param=f"/{name}")
-        pairs = list(zip(found.offsets, found.sequence_ids, strict=True))
+        pairs = zip(found.offsets, sequences, strict=True)
         offsets = [None if sequence is None else span for span, sequence in pairs]
-        return Tokens(found.ids, found.type_ids, found.tokens, offsets, found.sequence_ids)
+        return Tokens(found.ids, found.type_ids, found.tokens, offsets, sequences)
 
     def of_tokens(self, texts: Sequence[str]) -> Tokens:
         """Return the tokens with these strings, all of type 0, and no others. Raises InvalidInput."""
@@ -71,6 +77,13 @@ class Tokenizer:
             raise InvalidInput(f"token {place} is none of the model's; {hint}", param=f"/tokens/{place}")
         nothing = [None] * len(ids)
         return Tokens(ids, [0] * len(ids), list(texts), nothing, nothing)
+
+
+def check_length(found: int, most: int, param: str, which: str = "") -> None:
+    """Raise InvalidInput for more than `most` tokens."""
+    if found > most:
+        words = f"the sequence has {found:,} tokens{which}, the model takes at most {most:,}; send a part"
+        raise InvalidInput(words, param=param)
 
 
 def _is_unicode(text: str) -> bool:

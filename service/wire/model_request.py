@@ -17,7 +17,7 @@ from service.batching.job import Cost
 from service.errors import CostLimit, InvalidInput
 from service.models.encoder import EncoderCall, placeholder
 from service.models.served_model import ServedModel
-from service.models.tokenizer import Tokens
+from service.models.tokenizer import Tokens, check_length
 from service.wire.answer import Answer, Batch, Timing, write_json, write_tensor
 from service.wire.attend_request import (
     AnswerFacts,
@@ -116,11 +116,12 @@ class ModelFacts(NamedTuple):
     more: Mapping[str, Any]
 
     def to_json(self) -> dict[str, Any]:
-        found = {**self.facts.to_json(), **self.more}
-        return {name: value for name, value in found.items() if name not in _OF_LAYER or "layer" in self.more}
+        found = self.facts.to_json()
+        if "layers" in self.more:
+            del found["layer"], found["masked_rows"]
+        return {**found, **self.more}
 
 
-_OF_LAYER = {"layer", "masked_rows"}
 _OF_MODEL = {"layer", *TextRequest.model_fields}
 Checked = tuple[CheckedRequest, dict[str, Any]]
 """A call that can run, and the facts of its answer that are known before it runs."""
@@ -161,10 +162,11 @@ def check_states(document: Mapping[str, object], model: ServedModel, limits: Req
 
 def _tokens(body: TextRequest, model: ServedModel) -> Tokens:
     """Return the tokens of the request; raises InvalidInput unless there are some and all have a position."""
+    most = model.about.options.max_tokens
     if body.tokens is not None:
         if body.text is not None or body.text_pair is not None:
             raise InvalidInput(f"the request has both text and tokens; {_ONE_OF}", param="/tokens")
-        _check_length(len(body.tokens), model.about.options.max_tokens, "/tokens")
+        check_length(len(body.tokens), most, "/tokens")
         return model.tokenizer.of_tokens(body.tokens)
     if body.text is None:
         has_pair = body.text_pair is not None
@@ -173,17 +175,7 @@ def _tokens(body: TextRequest, model: ServedModel) -> Tokens:
     for name, text in (("text", body.text), ("text_pair", body.text_pair or "")):
         if len(text) > MAX_TEXT:
             raise CostLimit(f"{name} has {len(text):,} characters, expected at most {MAX_TEXT:,}; send a part of it")
-    tokens = model.tokenizer.of_text(body.text, body.text_pair)
-    _check_length(len(tokens.ids), model.about.options.max_tokens, "/text")
-    return tokens
-
-
-def _check_length(found: int, most: int, param: str) -> None:
-    if found > most:
-        added = " with those that the model adds" if param == "/text" else ""
-        raise InvalidInput(
-            f"the sequence has {found:,} tokens{added}, the model takes at most {most:,}; send a part", param=param
-        )
+    return model.tokenizer.of_text(body.text, body.text_pair, most)
 
 
 def _more(tokens: Tokens, model: ServedModel) -> dict[str, Any]:

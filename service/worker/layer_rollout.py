@@ -24,7 +24,7 @@ from service.errors import (
     NotReady,
 )
 from service.layers.catalog import NOT_SERVED, Catalog, ServedLayer
-from service.layers.store import NAME
+from service.layers.directory import NAME
 from service.observability.telemetry import Telemetry
 from service.supervisor.status import Change, DesiredState, Phase, RolloutOutcome
 from service.worker.control_channel import ControlChannel

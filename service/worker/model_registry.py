@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import dataclasses
-import difflib
-import itertools
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -19,11 +17,11 @@ import torch
 from service.attention.self_check import Variant
 from service.errors import Draining, EngineDown, LayerError, LayerMissing, ModelNotFound, NotReady, ServiceError
 from service.layers import wording
-from service.layers.catalog import MAX_COMPARED, Catalog, ServedLayer
-from service.layers.store import NAME, SDPA
+from service.layers.catalog import Catalog, ServedLayer, hint
+from service.layers.directory import NAME, SDPA
 from service.models.encoder import Encoder
 from service.models.served_model import ModelState, ServedModel, find_layers
-from service.models.stored_model import MODEL_SUFFIX, ModelAbout, ModelStore, StoredModel
+from service.models.stored_model import ModelAbout, ModelStore, StoredModel
 from service.models.tokenizer import Tokenizer
 from service.observability.telemetry import Telemetry
 from service.worker.layer_registry import LayerRegistry
@@ -101,19 +99,25 @@ class ModelRegistry:
             return ModelState(name, model.about, model.layers, None)
         if (catalog := self._layers.catalog) is None:
             raise NotReady("layers are being loaded")
+        about = None
         try:
             about = await self._layers.read(self._header_thread, self._store.about, name)
-            stamp = await self._layers.read(self._header_thread, _stamp, self._store, name)
+            layers = find_layers(about, catalog)
+            stamp = await self._stamp(name)
         except LayerMissing:
             return None
-        except LayerError as error:
-            return ModelState(name, None, [], error.message)
-        try:
-            layers = find_layers(about, catalog)
         except LayerError as error:
             return ModelState(name, about, [], error.message)
         failed, fault = self._faults.get(name, (None, None))
         return ModelState(name, about, layers, fault if failed == stamp else None)
+
+    async def _stamp(self, name: str) -> tuple[int, ...] | None:
+        """Return what changes if the file is replaced; None without one."""
+        try:
+            found = await self._layers.read(self._header_thread, self._store.file(name).stat)
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_size, found.st_ino
 
     async def _load(self, name: str) -> ServedModel | ServiceError:
         """Return the model, or the error of the requests that wait for it: no traceback of it holds the tensors."""
@@ -123,9 +127,8 @@ class ModelRegistry:
         except LayerMissing:
             return await self._unknown(name)
         except LayerError as error:
-            stamp = await self._layers.read(self._header_thread, _stamp, self._store, name)
-            if self._faults.get(name) != (stamp, error.message):  # report it once, not at every request
-                self._faults[name] = stamp, error.message
+            before, self._faults[name] = self._faults.get(name), (await self._stamp(name), error.message)
+            if self._faults[name] != before:  # report it once, not at every request
                 self._telemetry.layer_not_loaded(error.message, error.code)
             return NotReady(error.message, retry_after_s=RETRY_S)
         except EngineDown as error:
@@ -139,9 +142,8 @@ class ModelRegistry:
     async def _read(self, name: str) -> ServedModel:
         catalog = self._layers.catalog
         assert catalog is not None, "a request for a model was admitted without layers. This is a bug."
-        about, layers, tokenizer, stored = await self._layers.read(
-            self._load_thread, _parts, self._store, name, catalog
-        )
+        parts = await self._layers.read(self._load_thread, _parts, self._store, name, catalog)
+        about, layers, tokenizer, stored = parts
 
         def build(*, dtype: torch.dtype, device: torch.device) -> Variant:  # noqa: ARG001 (a model has one)
             return Encoder(stored.pop(), [layer.loaded for layer in layers], device=device)
@@ -151,15 +153,15 @@ class ModelRegistry:
 
     async def _names(self) -> list[str]:
         try:
-            return await self._layers.read(self._header_thread, self._store.names)
+            names = await self._layers.read(self._header_thread, self._store.names)
         except LayerError as error:
             raise NotReady(error.message, retry_after_s=RETRY_S) from None
+        return [name for name in names if name != SDPA]
 
     async def _unknown(self, name: str) -> ModelNotFound:
         """Return the error for a name without a file, with the nearest name."""
         names = await self._names()
-        near = difflib.get_close_matches(name, itertools.islice(names, MAX_COMPARED), n=1)
-        return ModelNotFound(f'{NO_MODEL}; did you mean "{near[0]}"?' if near else NO_MODEL)
+        return ModelNotFound(NO_MODEL + hint(name, (near for near in names if near != name)))
 
 
 def _parts(
@@ -172,12 +174,3 @@ def _parts(
     with wording.about(f'model "{name}"'):
         tokenizer = Tokenizer(stored.tokenizer, about.options.vocabulary)
     return about, find_layers(about, catalog), tokenizer, [stored]
-
-
-def _stamp(store: ModelStore, name: str) -> object:
-    """Return what changes if the file is replaced; None without one."""
-    try:
-        found = (store.directory / f"{name}{MODEL_SUFFIX}").stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino

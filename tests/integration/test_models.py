@@ -237,13 +237,15 @@ def test_no_fault_of_the_service_shows_the_text(served, monkeypatch):
 
 
 @in_service(layers=LAYERS)
-async def test_a_model_that_is_not_there_is_not_found(service):
+async def test_a_model_that_is_not_there_is_not_found(service, tmp_path):
+    (tmp_path / "layers" / "gone.model").symlink_to("nowhere")
     for path, hint in (
         ("tini", '"tiny"'),
         ("nothing-alike", "GET /v1/models"),
         ("T I", "GET /v1/models"),
         ("sdpa", "GET /v1/models"),
         ("x" * 65, "GET /v1/models"),
+        ("gone", "GET /v1/models"),  # a link to nothing
     ):
         for answer in (await service.client.get(f"/v1/models/{path}"), await attend(service, model=path)):
             assert (answer.status_code, answer.json()["code"]) == (404, "model_not_found")
@@ -276,7 +278,10 @@ def test_the_examples_of_the_api_page_run_and_the_answers_are_what_their_schemas
 
 
 @in_service(layers=LAYERS)
-async def test_a_model_is_described_by_its_header(service):
+async def test_a_model_is_described_by_its_header_and_other_files_are_none(service, tmp_path):
+    (tmp_path / "layers" / "gone.model").symlink_to("nowhere")
+    for name in ("sdpa", "Tiny", "..model", "x" * 65):
+        (tmp_path / "layers" / f"{name}.model").write_bytes(b"")
     listed = (await service.client.get("/v1/models")).json()["models"]
     assert listed == [(await service.client.get("/v1/models/tiny")).json()]
     assert listed[0] == {

@@ -162,7 +162,7 @@ def _base64(rows: list[list[float]]) -> Body:
 
 MODEL = "minilm"
 """The model of the examples, which `make run` serves."""
-_SENTENCE = "The animal didn't cross the street because it was too tired."
+_SENTENCE = "The animal did not cross the street because it was too tired"
 
 
 def model_examples() -> Body:

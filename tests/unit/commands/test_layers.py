@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from service import cli
 from service.commands import layers as commands
-from service.layers import store
+from service.layers import directory
 from service.layers.importer import import_layer
 from service.layers.store import Store, StoredLayer
 from service.settings import load_settings
@@ -292,7 +292,7 @@ def test_a_list_says_which_file_the_service_does_not_serve_for_its_name(run_comm
 
 
 def test_the_command_line_has_the_names_of_the_store():
-    assert (commands.NAME, commands.SDPA) == (store.NAME, store.SDPA)
+    assert (commands.NAME, commands.SDPA) == (directory.NAME, directory.SDPA)
 
 
 def test_a_list_of_a_missing_directory_is_one_sentence_with_its_path(run_command, tmp_path):

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from service.errors import LayerError
-from service.layers.store import Store, StoredLayer, check_name, digest
+from service.layers.directory import check_name
+from service.layers.store import Store, StoredLayer, digest
 from tests.unit.layers.checkpoints import random, spec, stored
 
 GOOD_NAMES = ["a", "0", "minilm-l0", "a.b_c-d", "a..b", "x" * 64, "0-._"]
