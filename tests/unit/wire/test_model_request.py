@@ -63,7 +63,7 @@ def test_a_text_has_a_limit_of_characters(model):
     assert len(attend(model, tokens=None, text="the" + " " * (MAX_TEXT - 3))[1]["tokens"]) == 3
     bodies: list[dict[str, Any]] = [{"text": "a" * (MAX_TEXT + 1)}, {"text": "the", "text_pair": " " * (MAX_TEXT + 1)}]
     for body in bodies:
-        with pytest.raises(CostLimit, match="262,145 characters, expected at most 262,144"):
+        with pytest.raises(CostLimit, match="131,073 characters, expected at most 131,072"):
             attend(model, tokens=None, **body)
 
 
