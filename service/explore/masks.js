@@ -42,8 +42,8 @@ export function ignoreMask(keys, columns) {
 /** Whether this page's token buttons show the mask. @param {Mask} mask */
 export const isOfTokens = (mask) => mask.kind === "ignore" && mask.axes === "s" && Array.isArray(mask.values);
 
-/** Return the masks that fit any text: those of another text have the sizes of its tokens. @param {Mask[]} masks */
-export const ofAnyText = (masks) => masks.filter((mask) => !("values" in mask));
+/** Return the masks that fit another text: those with a list of values have one for each of their own text's tokens. @param {Mask[]} masks */
+export const ofAnyText = (masks) => masks.filter(({ values }) => typeof values !== "object");
 
 /** Say in words what a mask does. @param {Mask} mask @param {string[]} [columns] names of the keys @returns {string} */
 export function explainMask(mask, columns = []) {

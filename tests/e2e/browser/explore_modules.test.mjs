@@ -19,7 +19,7 @@ test("masks are the API's own, and are said in words", () => {
   ];
   for (const [mask, words] of said) assert.ok(explainMask(mask, ["a", "b", "c"]).includes(words), words);
   assert.equal(ignoreMask([], 3), null);
-  assert.deepEqual(ofAnyText(said.map(([mask]) => mask)).map(({ kind }) => kind), ["causal", "window"]);
+  assert.deepEqual(ofAnyText(said.map(([mask]) => mask)).map(({ kind }) => kind), ["causal", "lengths", "window"]);
 });
 
 test("a bias that is no slope is not said to be one, whatever its values are", () => {
