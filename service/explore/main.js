@@ -116,7 +116,10 @@ async function load() {
     if (signal.aborted) return;
     settle();
     fillChoices();
-    if (!editedSide(state).own && !models.length) throw new ServiceError("No model is stored here", "Import one: attention-service models import DIR --name minilm. Without one, paste a request of your own below.");
+    if (!editedSide(state).own && !models.length) {
+      part("own-box").setAttribute("open", "");
+      throw new ServiceError("No model is stored here", "Import one: attention-service models import DIR --name minilm. Without one, paste a request of your own below.");
+    }
     const one = (/** @type {Side | null} */ side) => side && pictureOf(side, [side.head], "float32");
     const [a, b] = await Promise.all([one(state.a), one(state.b)]);
     if (signal.aborted) return;

@@ -363,7 +363,6 @@ story("without a model the page says how to import one, and still draws a reques
   origin.answers["/v1/models"] = { models: [] };
   await page.reload();
   await problemOf(page).filter({ hasText: "attention-service models import" }).waitFor();
-  await page.getByRole("heading", { name: "A request of your own" }).click();
   await field(page, "Request: paste JSON").fill(JSON.stringify({ query: [[1, 0]], key: [[1, 0], [0, 1]], value: [[1, 2], [3, 4]] }));
   await press(page, "Draw");
   await page.locator("#tokens").getByRole("button").last().waitFor();
