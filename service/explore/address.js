@@ -52,11 +52,9 @@ function readSide(fields, side) {
 }
 
 /** A pasted request goes to the routes of attention and nowhere else. @param {Record<string, any>} own @returns {import("./picture.js").Own | null} */
-function readOwn({ path, body, rows, columns, sequence, sequences }) {
+function readOwn({ path, body, rows, columns, sequence }) {
   if (typeof path !== "string" || !ROUTE.test(path) || !isObject(body)) return null;
-  const whole = (/** @type {any} */ value) => Number.isInteger(value) && value >= 0;
-  const [one, of] = whole(sequence) && whole(sequences) && sequence < sequences ? [sequence, sequences] : [0, 1];
-  return { path, body, rows: texts(rows), columns: texts(columns), sequence: one, sequences: of };
+  return { path, body, rows: texts(rows), columns: texts(columns), sequence: Number.isInteger(sequence) && sequence > 0 ? sequence : 0 };
 }
 
 /** Writes a state; parts that are too large are left out, and `complete` says whether none was. @param {State} state */

@@ -7,7 +7,7 @@ import { make } from "./dom.js";
 import { EXAMPLES } from "./examples.js";
 import { exportMenu } from "./export.js";
 import { entropyOf, sayFigure } from "./figure.js";
-import { maskEditor, ofAnyText } from "./masks.js";
+import { MaskEditor, ofAnyText } from "./masks.js";
 import { Matrix } from "./matrix.js";
 import { fetchPicture, requestOf } from "./picture.js";
 import { ownRequest } from "./request.js";
@@ -47,6 +47,7 @@ let asking = new AbortController();
 const answers = new Map();
 
 const chips = new TokenChips(part("tokens"), { point, lock: (row) => lock({ row, column: null }) });
+const masks = new MaskEditor(part("masks"), (changed) => edit({ masks: changed }));
 const matrix = new Matrix(part("matrix"), { point, lock });
 
 /** @param {Side} side @param {number[] | null} heads @param {"float32" | "float16"} dtype */
@@ -220,7 +221,7 @@ function draw() {
     chips.draw(main);
   } else part("figure").textContent = part("about").textContent = "";
   const picture = /** @type {Picture} */ (editedSide(state) === state.b ? b : a);
-  maskEditor(part("masks"), editedSide(state), picture, (masks) => edit({ masks }));
+  masks.show(editedSide(state), picture);
   drawHeads();
   point(null);
   drawCell();

@@ -347,6 +347,24 @@ story("a request of one's own is pasted or dropped for /v1/attention or a layer,
   }).then((found) => found.json());
   await figureOf(page).filter({ hasText: `who → this ${answer.weights[0][0].toFixed(3)}` }).waitFor();
   assert.deepEqual(await field(page, "Head").locator("option").allInnerTexts(), ["0"]);
+  const zeros = (...shape) => ({ dtype: "float32", shape, data: Buffer.alloc(4 * shape.reduce((a, b) => a * b)).toString("base64") });
+  const batches = { bld: zeros(2, 3, 4), hld: zeros(2, 3, 4), bhld: zeros(2, 1, 3, 4), packed: zeros(2, 3, 4), "bld ": zeros(3, 4) };
+  for (const [layout, tensor] of Object.entries(batches)) {
+    const of = { query: tensor, key: tensor, value: tensor, ...(layout.trim() === layout && { layout }), ...(layout === "packed" && { num_heads: 2 }) };
+    await field(page, "Request: paste JSON").fill(JSON.stringify(of));
+    await field(page, "Labels of the query rows (optional)").fill("who");
+    await field(page, "Sequence of a batch").fill("0");
+    await press(page, "Draw");
+    await problemOf(page).filter({ hasText: "There are 1 labels for 3 query rows." }).waitFor();
+    await field(page, "Labels of the query rows (optional)").fill("one two three");
+    await field(page, "Labels of the keys (optional)").fill("this that other");
+    await field(page, "Sequence of a batch").fill("1");
+    await press(page, "Draw");
+    if (["hld", "bld "].includes(layout)) await problemOf(page).filter({ hasText: "sequences 0 to 0" }).waitFor();
+    else await page.waitForFunction(() => !document.querySelector("#problem").innerText && document.querySelectorAll("#tokens bdi").length === 6);
+    await field(page, "Labels of the keys (optional)").fill("");
+  }
+  await field(page, "Sequence of a batch").fill("0");
   const query = Array.from({ length: 3 }, (_, row) => Array.from({ length: 384 }, (_, at) => Math.sin(row * 384 + at)));
   await field(page, "Send to").selectOption("v1/layers/minilm-l3/attend");
   await page.locator("#own input[type=file]").setInputFiles({ name: "own.json", mimeType: "application/json", buffer: Buffer.from(JSON.stringify({ query })) });
