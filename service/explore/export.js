@@ -150,20 +150,24 @@ export function html(drawn, words) {
     const cells = columns.map((_, j) => [i * columns.length + j]).map(([at]) => `<td>${masked?.[at] ? "masked" : figure(values[at])}</td>`);
     return `<tr><th scope="row">${escaped(row)}</th>${cells.join("")}</tr>`;
   });
-  return `<!doctype html>
+  return `<!DOCTYPE html>
 <html lang="en">
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<meta name="viewport" content="width=device-width">
+<head>
+<meta charset="utf-8"/>
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'"/>
+<meta name="viewport" content="width=device-width"/>
 <title>${escaped(title)}</title>
-<style>body { font: 16px sans-serif; margin: 1rem } svg { max-width: 100%; height: auto } pre { white-space: pre-wrap }
+<style>body { font: 16px sans-serif; margin: 1rem } svg { max-width: 100%; height: auto }
 table { border-collapse: collapse; font-size: 12px } td, th { padding: 2px 6px; text-align: right }</style>
+</head>
+<body>
 <h1>Attention</h1>
 ${words.map((line) => `<p>${escaped(line)}</p>`).join("\n")}
 ${svg(drawn)}
 <table><caption>Rows: queries, columns: keys</caption>
 <thead><tr><td></td>${columns.map((column) => `<th scope="col">${escaped(column)}</th>`).join("")}</tr></thead>
 <tbody>${body.join("\n")}</tbody></table>
+</body>
 </html>
 `;
 }

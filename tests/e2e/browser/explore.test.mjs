@@ -431,6 +431,16 @@ story("waiting shows that it waits, and what is typed meanwhile stays", {}, asyn
   release();
   await agrees(page, { layer: 0 });
   await page.locator("#waiting").filter({ hasText: /^$/ }).waitFor({ state: "attached" });
+  const late = origin.hold();
+  await field(page, "Layer").selectOption("1");
+  await page.locator("#waiting").filter({ hasText: /layer 1/ }).waitFor();
+  const soon = origin.hold();
+  await field(page, "Layer").selectOption("4");
+  soon();
+  await agrees(page, { layer: 4 });
+  late();
+  await page.waitForLoadState("networkidle");
+  await agrees(page, { layer: 4 });
 });
 
 story("a lost service is said in words beside the last picture, and the page goes on when it is back", {}, async ({ page, origin }) => {
