@@ -63,17 +63,18 @@ export function thumbnails(container, picture, scale, { sort, chosen, prefix, ch
     paint(canvas, picture.tables.get(head) ?? new Float32Array(), picture.columns.length, picture.masked.get(head), scale);
     return make("button", {
       type: "button", class: "thumb", id: `${prefix}${head}`, "aria-pressed": String(head === chosen), onclick: () => choose(head),
-    }, canvas, make("b", {}, make("span", { class: "unseen" }, "head "), `${head}`), make("span", { class: "unseen" }, ", "), ...badge(found, sort));
+    }, canvas, make("b", {}, make("span", { class: "unseen" }, "head "), `${head}`), make("span", { class: "unseen" }, ", "), ...badge(found, sort, picture.special.includes(true)));
   })));
 }
 
-/** The entropy, the larger share of a neighbour (or the one that sorts) and the share of the special tokens. @param {Measures} found @param {string} sort */
-function badge(found, sort) {
+/** The entropy, the larger share of a neighbour (or the one that sorts) and, where there are some, the share of the special tokens.
+ * @param {Measures} found @param {string} sort @param {boolean} hasSpecial */
+function badge(found, sort, hasSpecial) {
   const isNext = sort === "next" || (sort !== "previous" && found.next > found.previous);
   const share = (/** @type {string} */ what, /** @type {number} */ part) =>
     [make("span", { class: "unseen" }, ", "), make("span", { class: "share" }, `${what} ${Math.round(part * 100)}%`)];
   return [make("span", { class: "nats" }, `${found.entropy.toFixed(2)} nats`),
-    ...(isNext ? share("next", found.next) : share("previous", found.previous)), ...share("[CLS]/[SEP]", found.special)];
+    ...(isNext ? share("next", found.next) : share("previous", found.previous)), ...(hasSpecial ? share("[CLS]/[SEP]", found.special) : [])];
 }
 
 /** @param {HTMLCanvasElement} canvas @param {Float32Array} values @param {number} columns
