@@ -52,11 +52,9 @@ function readSide(fields, side) {
 }
 
 /** A pasted request goes to the routes of attention and nowhere else. @param {Record<string, any>} own @returns {import("./picture.js").Own | null} */
-function readOwn({ path, body, rows, columns, sequence, sequences }) {
-  if (!ROUTE.test(path) || !isObject(body)) return null;
-  const whole = (/** @type {any} */ value) => Number.isInteger(value) && value >= 0;
-  const [one, of] = whole(sequence) && whole(sequences) && sequence < sequences ? [sequence, sequences] : [0, 1];
-  return { path, body, rows: texts(rows), columns: texts(columns), sequence: one, sequences: of };
+function readOwn({ path, body, rows, columns, sequence }) {
+  if (typeof path !== "string" || !ROUTE.test(path) || !isObject(body)) return null;
+  return { path, body, rows: texts(rows), columns: texts(columns), sequence: Number.isInteger(sequence) && sequence > 0 ? sequence : 0 };
 }
 
 /** Writes a state; parts that are too large are left out, and `complete` says whether none was. @param {State} state */
@@ -93,7 +91,7 @@ const number = (text) => (/^\d{1,6}$/.test(text ?? "") ? Number(text) : null);
 /** @param {any} value @returns {value is Record<string, any>} */
 const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
 /** @param {any} values @returns {string[]} */
-const texts = (values) => (Array.isArray(values) ? values.map(String) : []);
+const texts = (values) => (Array.isArray(values) ? values.map((text) => (typeof text === "string" ? text : "")) : []);
 
 /** @param {string | null} text @returns {any} */
 function parsed(text) {

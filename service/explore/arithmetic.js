@@ -98,17 +98,16 @@ function table({ picture, head, row, column }, lines) {
 
 /** Ask the service for the cell: one request for each stage of the scores.
  * @param {Place} place @param {(body: object) => Promise<any>} ask @returns {Promise<Cell>} */
-async function cellOf({ picture: { body, source, rows }, head, row, column }, ask) {
+async function cellOf({ picture: { body, source, rows, sequences }, head, row, column }, ask) {
   const { softcap = null } = body;
   const selected = { heads: [head], queries: [row] };
   const staged = (/** @type {string} */ stage, form = "heads") =>
     ask({ ...body, entropy: false, lse: true, encoding: "base64", weights: { form, ...selected }, scores: { stage, ...selected } });
   const [scaled, masked, capped] = await Promise.all([
     staged("scaled"), staged("masked", source.form), softcap === null ? null : staged("capped")]);
-  const { sequence, sequences } = source.own ?? { sequence: 0, sequences: 1 };
   const figure = (/** @type {any} */ tensor, /** @type {number} */ at) => {
     const floats = floatsOf(tensor);
-    return floats[(floats.length / sequences) * sequence + at];
+    return floats[(floats.length / sequences) * (source.own?.sequence ?? 0) + at];
   };
   return {
     scaled: figure(scaled.scores, column),

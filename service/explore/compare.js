@@ -78,10 +78,10 @@ export function difference(a, b, state) {
 
 /** Shows the choice of A, B and their difference, each with its picture.
  * @param {HTMLElement} container @param {State} state @param {{ a: Drawn | null, b: Drawn | null, difference: Drawn | string | null }} drawn
- * @param {(change: Partial<State>) => void} onChange */
+ * @param {(change: (state: State) => Partial<State>) => void} onChange `change` gets the state with what was typed */
 export function compareBar(container, state, drawn, onChange) {
   if (!state.b) {
-    const start = () => onChange({ b: structuredClone(state.a), view: "b" });
+    const start = () => onChange(({ a }) => ({ b: structuredClone(a), view: "b" }));
     container.replaceChildren(make("button", { type: "button", id: "compare-start", onclick: start }, "Compare with another"));
     return;
   }
@@ -90,11 +90,11 @@ export function compareBar(container, state, drawn, onChange) {
     const canvas = make("canvas", { "aria-hidden": "true" });
     const shown = drawn[view];
     if (shown && typeof shown !== "string") paint(canvas, shown.values, shown.columns.length, shown.masked, shown.scale);
-    return make("button", { type: "button", class: "thumb tab", id: `view-${view}`, "aria-pressed": String(state.view === view), onclick: () => onChange({ view }) },
+    return make("button", { type: "button", class: "thumb tab", id: `view-${view}`, "aria-pressed": String(state.view === view), onclick: () => onChange(() => ({ view })) },
       canvas, make("b", {}, label), make("span", { class: "unseen" }, view === "difference" ? " difference" : ""));
   });
-  const swap = () => onChange({ a: /** @type {Side} */ (state.b), b: state.a });
+  const swap = () => onChange(({ a, b }) => ({ a: /** @type {Side} */ (b), b: a }));
   container.replaceChildren(...tabs,
     make("button", { type: "button", id: "compare-swap", onclick: swap }, "Swap"),
-    make("button", { type: "button", id: "compare-end", onclick: () => onChange({ b: null, view: "a", a: editedSide(state) }) }, "Keep only this"));
+    make("button", { type: "button", id: "compare-end", onclick: () => onChange((now) => ({ b: null, view: "a", a: editedSide(now) })) }, "Keep only this"));
 }

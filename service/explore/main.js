@@ -7,7 +7,7 @@ import { make } from "./dom.js";
 import { EXAMPLES } from "./examples.js";
 import { exportMenu } from "./export.js";
 import { entropyOf, sayFigure } from "./figure.js";
-import { maskEditor, ofAnyText } from "./masks.js";
+import { MaskEditor, ofAnyText } from "./masks.js";
 import { Matrix } from "./matrix.js";
 import { fetchPicture, requestOf } from "./picture.js";
 import { ownRequest } from "./request.js";
@@ -40,11 +40,14 @@ let shown = { a: null, b: null, heads: null, layers: [] };
 /** @type {{ a: Drawn | null, b: Drawn | null, difference: Drawn | string | null }} */
 let drawn = { a: null, b: null, difference: null };
 /** @type {Cursor} */ let cursor = NOWHERE;
+/** How many masks went with the sentence whose tokens they had listed. */
+let lostMasks = 0;
 let asking = new AbortController();
 /** Answers by their requests, the latest last. @type {Map<string, Picture>} */
 const answers = new Map();
 
 const chips = new TokenChips(part("tokens"), { point, lock: (row) => lock({ row, column: null }) });
+const masks = new MaskEditor(part("masks"), (changed) => edit({ masks: changed }));
 const matrix = new Matrix(part("matrix"), { point, lock });
 
 /** @param {Side} side @param {number[] | null} heads @param {"float32" | "float16"} dtype */
@@ -77,14 +80,20 @@ function go(change, isStep = true) {
   }
 }
 
-/** Changes the edited side, and takes what was typed with it. @param {Partial<Side>} change @param {Partial<State>} [also] */
-function edit(change, also = {}) {
+/** The state with a changed side, and with what was typed for it. @param {Partial<Side>} change @returns {State} */
+function edited(change) {
   const before = editedSide(state);
   const [text, pair] = [field("text").value, field("pair").value];
   const isNew = !before.own && (text !== before.text || pair !== before.pair);
-  const typed = isNew ? { text, pair, masks: ofAnyText(/** @type {any} */ (before.masks)) } : {};
+  const typed = isNew ? { text, pair, masks: ofAnyText(before.masks) } : {};
   const side = { ...before, ...typed, ...change };
-  go({ ...(before === state.a ? { a: side } : { b: side }), ...(isNew ? NOWHERE : {}), ...also });
+  lostMasks = isNew && !change.masks ? before.masks.length - side.masks.length : 0;
+  return { ...state, ...(before === state.a ? { a: side } : { b: side }), ...(isNew ? NOWHERE : {}) };
+}
+
+/** Changes the edited side. @param {Partial<Side>} change @param {Partial<State>} [also] */
+function edit(change, also = {}) {
+  go({ ...edited(change), ...also });
   load();
 }
 
@@ -94,7 +103,7 @@ async function load() {
   asking = new AbortController();
   const { signal } = asking;
   fill();
-  const waits = setTimeout(() => wait(`Asking for ${inWords(editedSide(state))} …`), 150);
+  /** @type {ReturnType<typeof setTimeout> | undefined} */ let waits;
   part("picture").setAttribute("aria-busy", "true");
   const settled = () => {
     clearTimeout(waits);
@@ -102,11 +111,16 @@ async function load() {
     part("picture").removeAttribute("aria-busy");
   };
   try {
+    const words = `Asking for ${inWords(editedSide(state))} …`;
+    waits = setTimeout(() => wait(words), 150);
     if (!models.length) models = (await get("v1/models")).models;
     if (signal.aborted) return;
     settle();
-    fill();
-    if (!editedSide(state).own && !models.length) throw new ServiceError("No model is stored here", "Import one: attention-service models import DIR --name minilm. Without one, paste a request of your own below.");
+    fillChoices();
+    if (!editedSide(state).own && !models.length) {
+      part("own-box").setAttribute("open", "");
+      throw new ServiceError("No model is stored here", "Import one: attention-service models import DIR --name minilm. Without one, paste a request of your own below.");
+    }
     const one = (/** @type {Side | null} */ side) => side && pictureOf(side, [side.head], "float32");
     const [a, b] = await Promise.all([one(state.a), one(state.b)]);
     if (signal.aborted) return;
@@ -115,7 +129,8 @@ async function load() {
     report(null);
     draw();
     settled();
-    await loadHeads(signal);
+    fillChoices();
+    await loadHeads(signal).catch((error) => signal.aborted || report(error, false));
   } catch (error) {
     if (!signal.aborted) report(error);
   } finally {
@@ -193,18 +208,20 @@ function draw() {
   const [first, second] = [a, b].map((picture) => picture && drawnOf(picture, state.hideSpecial, scaleOf(picture)));
   drawn = { a: first, b: second, difference: first && second && difference(first, second, state) };
   const main = drawn[state.view];
-  keepFocus(part("compare"), () => compareBar(part("compare"), state, drawn, (change) => { go(change); load(); }));
+  keepFocus(part("compare"), () => compareBar(part("compare"), state, drawn, (change) => { const now = edited({}); go({ ...now, ...change(now) }); load(); }));
   part("sides").textContent = bothInWords(state);
   const isDrawn = main !== null && typeof main !== "string";
   part("matrix").hidden = part("tokens").hidden = part("table").hidden = !isDrawn;
-  part("display").textContent = typeof main === "string" ? main : state.hideSpecial
-    ? "Special tokens are hidden, not masked: nothing is renormalised, so the figures shown of a row add up to less." : "";
+  part("display").textContent = [
+    typeof main === "string" ? main : state.hideSpecial && "Special tokens are hidden, not masked: nothing is renormalised, so the figures shown of a row add up to less.",
+    lostMasks && "Masks that had listed the tokens of the sentence before went with it.",
+  ].filter(Boolean).join(" ");
   if (isDrawn) {
     matrix.draw(main);
     chips.draw(main);
   } else part("figure").textContent = part("about").textContent = "";
   const picture = /** @type {Picture} */ (editedSide(state) === state.b ? b : a);
-  maskEditor(part("masks"), editedSide(state), picture, (masks) => edit({ masks }));
+  masks.show(editedSide(state), picture);
   drawHeads();
   point(null);
   drawCell();
@@ -269,13 +286,14 @@ function lock(cell) {
   drawCell();
 }
 
-/** Shows what went wrong in the service's own words; null takes it away. @param {any} error */
-function report(error) {
+/** Shows what went wrong in the service's own words; null takes it away.
+ * @param {any} error @param {boolean} [isStale] whether what is drawn is of an earlier answer */
+function report(error, isStale = true) {
   const box = part("problem");
-  part("picture").classList.toggle("stale", error !== null);
+  part("picture").classList.toggle("stale", error !== null && isStale);
   if (error === null) return box.replaceChildren();
   const { title = "This page failed", detail = String(error), status, requestId, retryAfter } = error instanceof ServiceError ? error : {};
-  const notes = [requestId && `Request id ${requestId}`, retryAfter && `it asks to wait ${retryAfter} s`, shown.a && "what is drawn below is the last answer"].filter(Boolean).join(" · ");
+  const notes = [requestId && `Request id ${requestId}`, retryAfter && `it asks to wait ${retryAfter} s`, isStale && shown.a && "what is drawn below is the last answer"].filter(Boolean).join(" · ");
   box.replaceChildren(make("h2", {}, title), make("p", {}, detail), make("p", { class: "quiet" }, notes),
     make("button", { type: "button", id: "again", onclick: () => load() }, "Try again"), " ",
     ...(editedSide(state).masks.length ? [make("button", { type: "button", id: "unmask", onclick: () => edit({ masks: [] }) }, "Try without masks")] : []));
@@ -305,24 +323,30 @@ function choices(id, options, chosen) {
 /** Writes the edited side into the controls. */
 function fill() {
   const side = editedSide(state);
-  const model = modelOf(side);
-  const numHeads = model?.heads[side.layer] ?? shown.heads?.numHeads ?? shown.a?.numHeads ?? 0;
-  const numbers = (/** @type {number} */ count) => Array.from({ length: count }, (_, at) => /** @type {[number, string]} */ ([at, String(at)]));
   field("text").value = side.text;
   field("pair").value = side.pair;
-  choices("model", models.map(({ name, fault }) => [name, fault ? `${name} (unavailable)` : name]), side.model);
-  choices("layer", numbers(model?.layers.length ?? 0), side.layer);
-  choices("head", numbers(numHeads), side.head);
-  choices("sort", SORTS.map((sort) => [sort, SORT_NAMES[sort]]), state.sort);
   field("form").value = side.form;
   field("hide").checked = state.hideSpecial;
   field("key-value").value = apiKey();
   part("own-name").textContent = side.own ? `A request of your own to ${side.own.path}` : "";
-  const example = EXAMPLES.findIndex(({ text, pair, layer, head }) => !side.own && side.text === text && side.pair === pair && side.layer === layer && side.head === head);
-  choices("example", [[-1, "own words"], ...EXAMPLES.map(({ title }, at) => /** @type {[number, string]} */ ([at, title]))], example);
   for (const id of ["own-name", "own-end"]) part(id).hidden = !side.own;
   part("all").hidden = Boolean(side.own);
   for (const id of ["text", "pair", "model", "layer", "example", "hide"]) /** @type {HTMLElement} */ (part(id).parentElement).hidden = Boolean(side.own);
+  fillChoices();
+}
+
+/** Writes what can be chosen; what was typed meanwhile stays. */
+function fillChoices() {
+  const side = editedSide(state);
+  const model = side.own ? undefined : modelOf(side);
+  const numHeads = model?.heads[side.layer] ?? (side === state.b ? shown.b : shown.a)?.numHeads ?? 0;
+  const numbers = (/** @type {number} */ count) => Array.from({ length: count }, (_, at) => /** @type {[number, string]} */ ([at, String(at)]));
+  choices("model", models.map(({ name, fault }) => [name, fault ? `${name} (unavailable)` : name]), side.model);
+  choices("layer", numbers(model?.layers.length ?? 0), side.layer);
+  choices("head", numbers(numHeads), side.head);
+  choices("sort", SORTS.map((sort) => [sort, SORT_NAMES[sort]]), state.sort);
+  const example = EXAMPLES.findIndex(({ text, pair, layer, head }) => !side.own && side.text === text && side.pair === pair && side.layer === layer && side.head === head);
+  choices("example", [[-1, "own words"], ...EXAMPLES.map(({ title }, at) => /** @type {[number, string]} */ ([at, title]))], example);
 }
 
 function listen() {
@@ -342,7 +366,7 @@ function listen() {
   changes("sort", (sort) => { go({ sort }, false); drawHeads(); });
   part("hide").addEventListener("change", () => { go({ hideSpecial: field("hide").checked }); draw(); });
   part("own-end").addEventListener("click", () => edit({ own: null, masks: [], head: 0 }, NOWHERE));
-  part("all-layers").addEventListener("toggle", () => loadHeads(asking.signal).catch(report));
+  part("all-layers").addEventListener("toggle", () => loadHeads(asking.signal).catch((error) => report(error, false)));
   part("key-form").addEventListener("submit", (event) => {
     event.preventDefault();
     keepApiKey(field("key-value").value.trim());
@@ -356,7 +380,7 @@ function listen() {
     point(null);
     drawCell();
   });
-  window.addEventListener("popstate", (event) => { state = remembered(event.state); load(); });
+  window.addEventListener("popstate", (event) => { state = remembered(event.state); lostMasks = 0; load(); });
   dark.addEventListener("change", draw);
   let room = 0;
   new ResizeObserver(() => {

@@ -42,8 +42,8 @@ export function ignoreMask(keys, columns) {
 /** Whether this page's token buttons show the mask. @param {Mask} mask */
 export const isOfTokens = (mask) => mask.kind === "ignore" && mask.axes === "s" && Array.isArray(mask.values);
 
-/** Return the masks that fit any text: those of another text have the sizes of its tokens. @param {Mask[]} masks */
-export const ofAnyText = (masks) => masks.filter((mask) => !("values" in mask));
+/** Return the masks that fit another text: those with a list of values have one for each of their own text's tokens. @param {Mask[]} masks */
+export const ofAnyText = (masks) => masks.filter(({ values }) => typeof values !== "object");
 
 /** Say in words what a mask does. @param {Mask} mask @param {string[]} [columns] names of the keys @returns {string} */
 export function explainMask(mask, columns = []) {
@@ -102,26 +102,15 @@ export function floatsOf(tensor) {
   }
 }
 
-/** The editor of each container, built once, so that a redrawn picture leaves focus and half-filled fields alone.
- * @type {WeakMap<HTMLElement, Editor>} */
-const editors = new WeakMap();
-
-/** Show the controls for the masks of a side; `onChange` gets the new list.
- * @param {HTMLElement} container @param {Side} side @param {Picture} picture @param {(masks: Mask[]) => void} onChange */
-export function maskEditor(container, side, picture, onChange) {
-  const editor = editors.get(container) ?? new Editor(container);
-  editors.set(container, editor);
-  editor.show(side, picture, onChange);
-}
-
-class Editor {
-  /** @param {HTMLElement} container */
-  constructor(container) {
+/** The controls for the masks of a side, built once, so that a redrawn picture leaves focus and half-filled fields alone. */
+export class MaskEditor {
+  /** @param {HTMLElement} container @param {(masks: Mask[]) => void} onChange gets the new list */
+  constructor(container, onChange) {
     /** @type {Mask[]} */
     this.masks = [];
     /** @type {Sizes} */
     this.sizes = { rows: 0, columns: 0, sequences: 1 };
-    this.onChange = (/** @type {Mask[]} */ _masks) => {};
+    this.onChange = onChange;
     this.list = make("ul", { class: "masks", "aria-label": "Masks in use", tabindex: "-1" });
     this.tokens = make("div", { class: "ignored-tokens", role: "group", "aria-label": "Tokens to ignore" });
     this.note = make("p", { class: "note" });
@@ -146,12 +135,10 @@ class Editor {
     return make("form", { class: "mask-form", onsubmit: add }, labelled("Mask", kind), fields, make("button", {}, "Add mask"));
   }
 
-  /** @param {Side} side @param {Picture} picture @param {(masks: Mask[]) => void} onChange */
-  show(side, picture, onChange) {
-    const { rows, columns } = picture;
+  /** @param {Side} side @param {Picture} picture */
+  show(side, { rows, columns, sequences }) {
     this.masks = side.masks;
-    this.sizes = { rows: rows.length, columns: columns.length, sequences: side.own?.sequences ?? 1 };
-    this.onChange = onChange;
+    this.sizes = { rows: rows.length, columns: columns.length, sequences };
     this.note.textContent = [
       side.own ? "Masks of the pasted request stay." : ALONE, "All masks together must allow a cell; biases add up.",
       rows.length === columns.length ? "Both alignments are the same here: there are as many queries as keys." : "",

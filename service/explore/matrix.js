@@ -149,7 +149,7 @@ export class Matrix {
     pen.save();
     pen.translate(12, top + rows.length * cell);
     pen.rotate(-Math.PI / 2);
-    pen.fillText("← query: what looks", 0, 0, rows.length * cell + 60);
+    pen.fillText("← query: what looks", 0, 0, top + rows.length * cell - 2);
     pen.restore();
   }
 

@@ -1,12 +1,12 @@
 // One side becomes one request, and its answer a picture: tables of figures with the names of their rows and columns.
 
-import { post } from "./service.js";
+import { post, ServiceError } from "./service.js";
 
 /** A token as the API tells of it.
  * @typedef {{ text: string, id: number, offsets: [number, number] | null, sequence: number | null }} Token */
 /** A pasted request: its route (`v1/layers/minilm-l3/attend` or `v1/attention`), its JSON body, and names for its rows (queries)
- * and columns (keys); an empty list means their numbers. Of a batch of so many sequences, one is drawn.
- * @typedef {{ path: string, body: Record<string, any>, rows: string[], columns: string[], sequence: number, sequences: number }} Own */
+ * and columns (keys); an empty list means their numbers. One sequence of a batch is drawn.
+ * @typedef {{ path: string, body: Record<string, any>, rows: string[], columns: string[], sequence: number }} Own */
 /** Everything that decides a picture, and nothing else; the address holds it.
  * @typedef {{ model: string, text: string, pair: string, layer: number, head: number, form: "heads" | "contributions",
  *   masks: Record<string, any>[], own: Own | null }} Side */
@@ -15,7 +15,7 @@ import { post } from "./service.js";
 /** What one request answered: H heads, L query rows, S keys. `tables` and `masked` hold the heads that were asked for, row-major;
  * `masked` is 1 where a mask forbids, and empty without masks; `special` is of columns; `entropy` is [H, L] of all heads.
  * `body` is the request as sent, `path` its route relative to the page.
- * @typedef {{ source: Side, rows: string[], columns: string[], special: boolean[], numHeads: number,
+ * @typedef {{ source: Side, rows: string[], columns: string[], special: boolean[], numHeads: number, sequences: number,
  *   tables: Map<number, Float32Array>, masked: Map<number, Uint8Array>, entropy: Float32Array | null,
  *   tokens: Token[] | null, layerName: string, body: Record<string, any>, path: string }} Picture */
 /** What the large matrix shows: a selection of a picture, or the difference of two; `rowsAt` and `columnsAt` are their places there.
@@ -47,7 +47,9 @@ export async function fetchPicture(side, heads, dtype, signal) {
   const answer = await post(path, body, signal);
   const weights = answer.tensor("weights");
   const [L, S] = weights.shape.slice(-2);
-  const { sequence, sequences } = side.own ?? { sequence: 0, sequences: 1 };
+  const sequences = weights.shape.length > (body.layout === "bld" ? 2 : 3) ? weights.shape[0] : 1;
+  const { sequence = 0, rows = [], columns = [] } = side.own ?? {};
+  if (sequence >= sequences) throw new ServiceError("No such sequence", `The answer has the sequences 0 to ${sequences - 1}.`);
   const part = (/** @type {string} */ name) => {
     const { values } = answer.tensor(name);
     return values.subarray((values.length / sequences) * sequence, (values.length / sequences) * (sequence + 1));
@@ -66,9 +68,9 @@ export async function fetchPicture(side, heads, dtype, signal) {
   const tokens = answer.response.tokens ?? null;
   const texts = tokens?.map((token) => token.text) ?? null;
   return {
-    source: side, path, body, tokens, numHeads, tables, masked,
-    rows: named(texts ?? side.own?.rows ?? [], L),
-    columns: named(texts ?? side.own?.columns ?? [], S),
+    source: side, path, body, tokens, numHeads, sequences, tables, masked,
+    rows: named(texts ?? rows, L, "query rows"),
+    columns: named(texts ?? (columns.length || L !== S || body.key != null ? columns : rows), S, "keys"),
     special: Array.from({ length: S }, (_, at) => (tokens ? tokens[at]?.offsets === null : false)),
     entropy,
     layerName: answer.response.layer.name,
@@ -81,7 +83,8 @@ function cut(heads, values, size) {
   return new Map(heads.map((head, at) => [head, values.subarray(at * size, (at + 1) * size)]));
 }
 
-/** @param {string[]} names @param {number} size */
-function named(names, size) {
-  return Array.from({ length: size }, (_, at) => names[at] ?? String(at));
+/** The labels, or numbers where there are none. @param {string[]} labels @param {number} size @param {string} what */
+function named(labels, size, what) {
+  if (labels.length && labels.length !== size) throw new ServiceError("The labels do not fit", `There are ${labels.length} labels for ${size} ${what}.`);
+  return Array.from({ length: size }, (_, at) => labels[at] ?? String(at));
 }

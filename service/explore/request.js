@@ -23,7 +23,6 @@ export function parseRequest(bytes) {
   if (!isObject(body)) throw new Error('A request is a JSON object, like {"query": [[1, 0], [0, 1]]}.');
   if (body.query === undefined) throw new Error('The request has no "query"; it is the only field that every request has.');
   if (body.masks !== undefined && !(Array.isArray(body.masks) && body.masks.every(isObject))) throw new Error('"masks" must be a list of objects.');
-  shapeOf(body.query, "query");
   return body;
 }
 
@@ -60,46 +59,12 @@ function ofSafetensors(bytes, length) {
   return fields;
 }
 
-/** Return the shape of a tensor: nested lists, or an object with a shape. @param {any} tensor @param {string} name @returns {number[]} */
-function shapeOf(tensor, name) {
-  /** @type {number[]} */
-  const shape = isObject(tensor) && Array.isArray(tensor.shape) ? tensor.shape : [];
-  for (let part = tensor; Array.isArray(part) && shape.length < 6; part = part[0]) shape.push(part.length);
-  if (shape.length < 2 || shape.length > 4 || !shape.every((size) => Number.isInteger(size) && size > 0)) {
-    throw new Error(`"${name}" must be a tensor of two to four axes, each of at least 1.`);
-  }
-  return shape;
-}
-
-/** Return the own request, without what the picture itself asks for; `sequence` is the one of a batch that is drawn.
+/** Return the own request, without what the picture itself asks for.
  * @param {string} path @param {Record<string, any>} body @param {string[]} rows labels, empty for numbers @param {string[]} columns
- * @param {number} sequence @returns {{ own: Own, sizes: import("./masks.js").Sizes }} @throws {Error} in plain words */
+ * @param {number} sequence the one of a batch that is drawn @returns {Own} */
 export function ownOf(path, body, rows, columns, sequence) {
-  const sizes = sizesOf(path, body);
-  const { sequences } = sizes;
-  const isSelf = body.key == null && sizes.rows === sizes.columns;
-  const names = columns.length || !isSelf ? columns : rows;
-  for (const [labels, count, what] of /** @type {const} */ ([[rows, sizes.rows, "query rows"], [names, sizes.columns, "keys"]])) {
-    if (labels.length && labels.length !== count) throw new Error(`There are ${labels.length} labels for ${count} ${what}.`);
-  }
-  if (!Number.isInteger(sequence) || sequence < 0 || sequence >= sequences) throw new Error(`The request has the sequences 0 to ${sequences - 1}.`);
   const kept = Object.fromEntries(Object.entries(body).filter(([name]) => !CHOSEN.includes(name)));
-  return { own: { path, body: kept, rows, columns: names, sequence, sequences }, sizes };
-}
-
-/** @param {string} path @param {Record<string, any>} body */
-function sizesOf(path, body) {
-  const query = shapeOf(body.query, "query");
-  const key = body.key == null ? query : shapeOf(body.key, "key");
-  let axes = query.length === 2 ? "ld" : query.length === 3 ? "bld" : "bhld";
-  if (path === "v1/attention") {
-    if (body.key == null || body.value == null) throw new Error('v1/attention takes "query", "key" and "value"; a layer takes "query" alone.');
-    if (query.length === 3 && body.layout == null) throw new Error('"query" has three axes, so "layout" must say which: bld, hld, lhd or packed.');
-    if (body.layout != null && body.layout !== "packed") axes = String(body.layout);
-  }
-  const past = body.past_key == null ? 0 : (shapeOf(body.past_key, "past_key").at(-2) ?? 0);
-  const size = (/** @type {number[]} */ shape, /** @type {string} */ axis) => shape[axes.indexOf(axis)] ?? 1;
-  return { sequences: size(query, "b"), rows: size(query, "l"), columns: size(key, "l") + past };
+  return { path, body: kept, rows, columns, sequence };
 }
 
 /** Labels are lines, or words where there is one line. @param {string} text */
@@ -130,14 +95,12 @@ class OwnForm {
     this.pasted.addEventListener("input", () => this.take(new TextEncoder().encode(this.pasted.value)));
     this.file.addEventListener("change", () => this.read(this.file.files?.[0]).catch(say));
     this.target.addEventListener("focus", () => this.fill().catch(say));
-    for (const field of [this.target, this.rows, this.columns, this.sequence]) {
-      field.addEventListener("change", () => this.body && this.checked());
-    }
     const handled = (/** @type {(event: any) => void} */ act) => (/** @type {Event} */ event) => { event.preventDefault(); act(event); };
-    const draw = () => {
-      const own = this.checked();
-      if (own) this.onRequest(own);
-    };
+    const draw = () => this.attempt(() => {
+      if (!this.body) throw new Error("Paste a request, or choose a file.");
+      const [rows, columns] = [this.rows, this.columns].map(({ value }) => labelsOf(value));
+      this.onRequest(ownOf(this.target.value, this.body, rows, columns, Number(this.sequence.value)));
+    });
     const drop = (/** @type {DragEvent} */ event) => this.read(event.dataTransfer?.files[0]).catch(say);
     return make("form", { class: "own-request", onsubmit: handled(draw), ondrop: handled(drop), ondragover: handled(() => {}) },
       labelled("Send to", this.target), labelled("Request: paste JSON", this.pasted),
@@ -156,20 +119,10 @@ class OwnForm {
     }
   }
 
-  checked() {
-    return this.attempt(() => {
-      if (!this.body) throw new Error("Paste a request, or choose a file.");
-      const [rows, columns] = [this.rows, this.columns].map(({ value }) => labelsOf(value));
-      const { own, sizes } = ownOf(this.target.value, this.body, rows, columns, Number(this.sequence.value));
-      this.status.textContent = `Sequences: ${sizes.sequences}; query rows: ${sizes.rows}; keys: ${sizes.columns}.`;
-      return own;
-    });
-  }
-
   /** @param {Uint8Array} bytes */
   take(bytes) {
     this.body = this.attempt(() => (bytes.length ? parseRequest(bytes) : null));
-    if (this.body) this.checked();
+    if (this.body) this.status.textContent = "The request is read.";
   }
 
   /** @param {File | undefined} found */

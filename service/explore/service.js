@@ -47,18 +47,16 @@ export async function get(path) {
   return (await send(path, { headers: { accept: "application/json" } })).json();
 }
 
+/** @param {string} accept @param {string} path @param {object} body @param {AbortSignal} [signal] */
+const posted = (accept, path, body, signal) =>
+  send(path, { method: "POST", headers: { accept, "content-type": "application/json" }, body: JSON.stringify(body), signal });
+
 /** Posts a JSON body and reads the answer as JSON. @param {string} path @param {object} body @returns {Promise<any>} */
-export async function ask(path, body) {
-  const headers = { accept: "application/json", "content-type": "application/json" };
-  return (await send(path, { method: "POST", headers, body: JSON.stringify(body) })).json();
-}
+export const ask = async (path, body) => (await posted("application/json", path, body)).json();
 
 /** Posts a JSON body and reads the answer as safetensors. @param {string} path @param {object} body @param {AbortSignal} [signal] */
-export async function post(path, body, signal) {
-  const headers = { accept: "application/vnd.safetensors", "content-type": "application/json" };
-  const response = await send(path, { method: "POST", headers, body: JSON.stringify(body), signal });
-  return readSafetensors(await response.arrayBuffer());
-}
+export const post = async (path, body, signal) =>
+  readSafetensors(await (await posted("application/vnd.safetensors", path, body, signal)).arrayBuffer());
 
 /** @param {ArrayBuffer} buffer */
 export function readSafetensors(buffer) {

@@ -10,7 +10,6 @@ import { imageOf } from "./scale.js";
 export const SORT_NAMES = {
   head: "head", entropy: "entropy, sharpest first", previous: "share of the previous token", next: "share of the next token", special: "share of [CLS] and [SEP]",
 };
-const SHARES = { previous: "previous", next: "next", special: "[CLS]/[SEP]" };
 /** @type {WeakMap<Picture, Map<number, Measures>>} */
 const known = new WeakMap();
 
@@ -64,16 +63,18 @@ export function thumbnails(container, picture, scale, { sort, chosen, prefix, ch
     paint(canvas, picture.tables.get(head) ?? new Float32Array(), picture.columns.length, picture.masked.get(head), scale);
     return make("button", {
       type: "button", class: "thumb", id: `${prefix}${head}`, "aria-pressed": String(head === chosen), onclick: () => choose(head),
-    }, canvas, make("b", {}, make("span", { class: "unseen" }, "head "), `${head}`), make("span", { class: "unseen" }, ", "), ...badge(found, sort));
+    }, canvas, make("b", {}, make("span", { class: "unseen" }, "head "), `${head}`), make("span", { class: "unseen" }, ", "), ...badge(found, sort, picture.special.includes(true)));
   })));
 }
 
-/** @param {Measures} found @param {string} sort */
-function badge(found, sort) {
-  const shares = /** @type {(keyof typeof SHARES)[]} */ (Object.keys(SHARES));
-  const most = shares.find((share) => share === sort) ?? shares.reduce((a, b) => (found[b] > found[a] ? b : a));
-  const text = found[most] > 0.005 ? `${SHARES[most]} ${Math.round(found[most] * 100)}%` : "";
-  return [make("span", { class: "nats" }, `${found.entropy.toFixed(2)} nats`), make("span", { class: "unseen" }, ", "), make("span", { class: "share" }, text)];
+/** The entropy, the larger share of a neighbour (or the one that sorts) and, where there are some, the share of the special tokens.
+ * @param {Measures} found @param {string} sort @param {boolean} hasSpecial */
+function badge(found, sort, hasSpecial) {
+  const isNext = sort === "next" || (sort !== "previous" && found.next > found.previous);
+  const share = (/** @type {string} */ what, /** @type {number} */ part) =>
+    [make("span", { class: "unseen" }, ", "), make("span", { class: "share" }, `${what} ${Math.round(part * 100)}%`)];
+  return [make("span", { class: "nats" }, `${found.entropy.toFixed(2)} nats`),
+    ...(isNext ? share("next", found.next) : share("previous", found.previous)), ...(hasSpecial ? share("[CLS]/[SEP]", found.special) : [])];
 }
 
 /** @param {HTMLCanvasElement} canvas @param {Float32Array} values @param {number} columns

@@ -74,10 +74,10 @@ const field = (page, name) => ROLES.map((role) => page.getByRole(role, { name, e
 const problemOf = (page) => page.locator("#problem");
 const press = (page, name) => page.getByRole("button", { name, exact: true }).click();
 
-/** The first picture stands, and the heads beside it. */
+/** The first picture stands, and the heads of all layers. */
 async function opened(page) {
   await figureOf(page).filter({ hasText: "0.653" }).waitFor();
-  await page.locator("#head-11").waitFor();
+  await page.locator("#layer-5-11").waitFor();
 }
 
 /** The side of the page's address that is drawn: `a`, or `b` of a comparison. */
@@ -161,17 +161,16 @@ story("a sentence and a pair of one's own are shown with the API's figures", {},
   await agrees(page, {});
 });
 
-for (const text of ["<img src=x onerror=alert(1)>", "שלום עולם", "e\u0301te\u0301 👩‍👩‍👧 naïve", "a\u202eb\u0000c\u001b[2J"]) {
-  story(`${JSON.stringify(text)} is drawn as text, whatever it holds`, {}, async ({ page }) => {
-    await opened(page);
+story("markup, right-to-left and combining text, emoji and control characters are drawn as text", {}, async ({ page }) => {
+  await opened(page);
+  for (const text of ["<img src=x onerror=alert(1)>", "שלום עולם", "e\u0301te\u0301 👩‍👩‍👧 naïve", "a\u202eb\u0000c\u001b[2J"]) {
     await field(page, "Sentence").fill(text);
     await press(page, "Show");
     const { tokens } = await api(open, { ...sideOf(page), text, row: 0, column: 0 });
-    await page.waitForFunction((count) => document.querySelectorAll("#tokens bdi").length === count, tokens.length);
-    assert.deepEqual(await page.locator("#tokens bdi").allTextContents(), tokens);
+    await page.waitForFunction((names) => [...document.querySelectorAll("#tokens bdi")].map((found) => found.textContent).join() === names, tokens.join());
     assert.equal(await page.locator("main img").count(), 0);
-  });
-}
+  }
+});
 
 story("an error of the service is shown in its own words with its request id, and the next picture takes it away", {}, async ({ page }) => {
   await opened(page);
@@ -263,6 +262,10 @@ story("A, B and their difference are compared: a mask on one side changes that s
   await press(page, "Keep only this");
   await agrees(page, { layer: 2 });
   assert.ok(!page.url().includes("b."));
+  await press(page, "Compare with another");
+  await field(page, "Sentence").fill("typed for B");
+  await page.locator("#view-a").click();
+  assert.equal(sideOf(page, "b").text, "typed for B", "what was typed goes to its own side");
 });
 
 story("heads and layers stand as thumbnails, are sorted, and chosen by a click", {}, async ({ page }) => {
@@ -274,11 +277,10 @@ story("heads and layers stand as thumbnails, are sorted, and chosen by a click",
   for (const sort of ["entropy", "previous", "next", "special"]) {
     await field(page, "Sort by").selectOption(sort);
     assert.deepEqual((await order()).sort((a, b) => a - b), [...Array(12).keys()]);
-    assert.match(await thumbs.first().innerText(), /nats/);
+    assert.match(await thumbs.first().innerText(), /nats[^]*(previous|next) \d+%[^]*\[SEP\] \d+%/);
   }
   await page.locator("#head-5").click();
   await agrees(page, { head: 5 });
-  await page.getByText("All layers").click();
   await page.locator("#layer-5-11").click();
   await agrees(page, { layer: 5, head: 11 });
 });
@@ -344,6 +346,25 @@ story("a request of one's own is pasted or dropped for /v1/attention or a layer,
     method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify({ ...body, weights: "heads" }),
   }).then((found) => found.json());
   await figureOf(page).filter({ hasText: `who → this ${answer.weights[0][0].toFixed(3)}` }).waitFor();
+  assert.deepEqual(await field(page, "Head").locator("option").allInnerTexts(), ["0"]);
+  const zeros = (...shape) => ({ dtype: "float32", shape, data: Buffer.alloc(4 * shape.reduce((a, b) => a * b)).toString("base64") });
+  const batches = { bld: zeros(2, 3, 4), hld: zeros(2, 3, 4), bhld: zeros(2, 1, 3, 4), packed: zeros(2, 3, 4), "bld ": zeros(3, 4) };
+  for (const [layout, tensor] of Object.entries(batches)) {
+    const of = { query: tensor, key: tensor, value: tensor, ...(layout.trim() === layout && { layout }), ...(layout === "packed" && { num_heads: 2 }) };
+    await field(page, "Request: paste JSON").fill(JSON.stringify(of));
+    await field(page, "Labels of the query rows (optional)").fill("who");
+    await field(page, "Sequence of a batch").fill("0");
+    await press(page, "Draw");
+    await problemOf(page).filter({ hasText: "There are 1 labels for 3 query rows." }).waitFor();
+    await field(page, "Labels of the query rows (optional)").fill("one two three");
+    await field(page, "Labels of the keys (optional)").fill("this that other");
+    await field(page, "Sequence of a batch").fill("1");
+    await press(page, "Draw");
+    if (["hld", "bld "].includes(layout)) await problemOf(page).filter({ hasText: "sequences 0 to 0" }).waitFor();
+    else await page.waitForFunction(() => !document.querySelector("#problem").innerText && document.querySelectorAll("#tokens bdi").length === 6);
+    await field(page, "Labels of the keys (optional)").fill("");
+  }
+  await field(page, "Sequence of a batch").fill("0");
   const query = Array.from({ length: 3 }, (_, row) => Array.from({ length: 384 }, (_, at) => Math.sin(row * 384 + at)));
   await field(page, "Send to").selectOption("v1/layers/minilm-l3/attend");
   await page.locator("#own input[type=file]").setInputFiles({ name: "own.json", mimeType: "application/json", buffer: Buffer.from(JSON.stringify({ query })) });
@@ -360,7 +381,6 @@ story("without a model the page says how to import one, and still draws a reques
   origin.answers["/v1/models"] = { models: [] };
   await page.reload();
   await problemOf(page).filter({ hasText: "attention-service models import" }).waitFor();
-  await page.getByRole("heading", { name: "A request of your own" }).click();
   await field(page, "Request: paste JSON").fill(JSON.stringify({ query: [[1, 0]], key: [[1, 0], [0, 1]], value: [[1, 2], [3, 4]] }));
   await press(page, "Draw");
   await page.locator("#tokens").getByRole("button").last().waitFor();
@@ -385,14 +405,25 @@ story("an address opens the picture that it holds, and a spoilt one still opens 
   await page.goto(`${home}/explore#${new URLSearchParams({ text: "one two three", layer: 4, head: 2, row: 1, column: 3 })}`);
   await page.reload();
   await agrees(page, { layer: 4 });
-  for (const spoilt of ["#text=%00&layer=9999&head=-1", "#masks=[{]&own={}", `#own=${encodeURIComponent('{"path":"//elsewhere.example/","body":{}}')}`, "#%"]) {
+  for (const spoilt of ["#text=%00&layer=9999&head=-1", "#masks=[{]&own={}", "#%",
+    ...['{"path":"//elsewhere.example/","body":{}}', '{"path":"v1/attention","body":{},"rows":[{"toString":1,"valueOf":1}]}'].map((own) => `#own=${encodeURIComponent(own)}`),
+    '#text=a&masks=[{"kind":"causal","offset":{"toString":1,"valueOf":1}}]']) {
     await page.goto(`${home}/explore${spoilt}`);
     await page.reload();
     await page.waitForFunction(() => document.querySelector("#figure")?.innerText || document.querySelector("#problem")?.innerText);
   }
 });
 
-story("waiting shows that it waits", {}, async ({ page, origin }) => {
+story("waiting shows that it waits, and what is typed meanwhile stays", {}, async ({ page, origin }) => {
+  await opened(page);
+  await page.route("**/v1/models", async (route) => {
+    await field(page, "Sentence").fill("typed meanwhile");
+    await route.continue();
+  }, { times: 1 });
+  await page.reload();
+  await opened(page);
+  assert.equal(await field(page, "Sentence").inputValue(), "typed meanwhile");
+  await page.reload();
   await opened(page);
   const release = origin.hold();
   await field(page, "Layer").selectOption("0");
@@ -400,6 +431,16 @@ story("waiting shows that it waits", {}, async ({ page, origin }) => {
   release();
   await agrees(page, { layer: 0 });
   await page.locator("#waiting").filter({ hasText: /^$/ }).waitFor({ state: "attached" });
+  const late = origin.hold();
+  await field(page, "Layer").selectOption("1");
+  await page.locator("#waiting").filter({ hasText: /layer 1/ }).waitFor();
+  const soon = origin.hold();
+  await field(page, "Layer").selectOption("4");
+  soon();
+  await agrees(page, { layer: 4 });
+  late();
+  await page.waitForLoadState("networkidle");
+  await agrees(page, { layer: 4 });
 });
 
 story("a lost service is said in words beside the last picture, and the page goes on when it is back", {}, async ({ page, origin }) => {
@@ -490,8 +531,7 @@ for (const width of [360, 1600]) {
   for (const colorScheme of ["light", "dark"]) {
     story(`at ${width} px in ${colorScheme} colours nothing is cut off and axe-core finds no violation`, { width, colorScheme }, async ({ page }) => {
       await opened(page);
-      await page.locator("#head-11").waitFor();
-      for (const details of await page.locator("details").all()) await details.evaluate((found) => { found.open = true; });
+          for (const details of await page.locator("details").all()) await details.evaluate((found) => { found.open = true; });
       await press(page, "Compare with another");
       await page.locator("#view-difference").click();
       await page.locator("#layer-5-11").waitFor();

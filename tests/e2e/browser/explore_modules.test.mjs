@@ -19,7 +19,7 @@ test("masks are the API's own, and are said in words", () => {
   ];
   for (const [mask, words] of said) assert.ok(explainMask(mask, ["a", "b", "c"]).includes(words), words);
   assert.equal(ignoreMask([], 3), null);
-  assert.deepEqual(ofAnyText(said.map(([mask]) => mask)).map(({ kind }) => kind), ["causal", "window"]);
+  assert.deepEqual(ofAnyText(said.map(([mask]) => mask)).map(({ kind }) => kind), ["causal", "lengths", "window"]);
 });
 
 test("a bias that is no slope is not said to be one, whatever its values are", () => {
@@ -47,9 +47,7 @@ test("a safetensors file becomes the same request in JSON", () => {
 const [bytes, one] = [(text) => new TextEncoder().encode(text), ["F32", [1, 1], 4]];
 for (const [data, words] of [
   [bytes(""), /neither JSON nor/], [bytes('{"query": [[1'), /neither JSON nor/], [new Uint8Array([255, 254]), /neither JSON nor/],
-  [bytes("[]"), /JSON object/], [bytes("null"), /JSON object/], [bytes("{}"), /no "query"/], [bytes('{"query": 3}'), /two to four axes/],
-  [bytes('{"query": [[]]}'), /two to four axes/], [bytes('{"query": {"shape": [1, -1]}}'), /two to four axes/],
-  [bytes('{"query": [[1]], "masks": [null]}'), /"masks"/], [new Uint8Array(2 ** 24 + 1), /16 MiB/],
+  [bytes("[]"), /JSON object/], [bytes("null"), /JSON object/], [bytes("{}"), /no "query"/], [bytes('{"query": [[1]], "masks": [null]}'), /"masks"/], [new Uint8Array(2 ** 24 + 1), /16 MiB/],
   [safetensors({ query: ["U8", [1, 1], 1] }), /dtype/], [safetensors({ query: ["F32", [1, 1], 99] }), /does not have/],
   [safetensors({ query: one, "masks.3.values": one }), /no entry/], [safetensors({ query: one }, "[]"), /JSON object/],
   [safetensors({ query: one }, "{"), /not JSON/], [safetensors({ query: one }, 7), /JSON object/], [safetensors({ key: one }), /no "query"/],
@@ -57,24 +55,9 @@ for (const [data, words] of [
   test(`what is no request is said in plain words: ${words}`, () => assert.throws(() => parseRequest(data), { message: words }));
 }
 
-test("the sizes of an own request are read as the API reads them", () => {
-  const [layer, attention] = ["v1/layers/x/attend", "v1/attention"];
-  const zeros = (...shape) => ({ dtype: "float32", shape, data: "" });
-  const [q, k, value] = [zeros(2, 3, 8), zeros(2, 5, 8), 0];
-  const size = (path, body) => Object.values(ownOf(path, body, [], [], 0).sizes);
-  assert.deepEqual(size(layer, { query: [[1, 2], [3, 4], [5, 6]] }), [1, 3, 3]);
-  assert.deepEqual(size(layer, { query: q, key: k }), [2, 3, 5]);
-  assert.deepEqual(size(attention, { query: zeros(3, 8), key: zeros(5, 8), value }), [1, 3, 5]);
-  assert.deepEqual(size(attention, { query: zeros(3, 7, 8), key: zeros(5, 7, 8), value, layout: "lhd" }), [1, 3, 5]);
-  assert.deepEqual(size(attention, { query: zeros(2, 7, 3, 8), key: zeros(2, 7, 5, 8), value, past_key: zeros(2, 7, 4, 8) }), [2, 3, 9]);
-  assert.deepEqual(size(attention, { query: q, key: k, value, layout: "packed", num_heads: 2 }), [2, 3, 5]);
-  const { own } = ownOf(layer, { query: q, weights: "mean", encoding: "list" }, ["a", "b", "c"], [], 1);
-  assert.deepEqual(own, { path: layer, body: { query: q }, rows: ["a", "b", "c"], columns: ["a", "b", "c"], sequence: 1, sequences: 2 });
-  assert.throws(() => ownOf(layer, { query: q }, ["a"], [], 0), /1 labels for 3 query rows/);
-  assert.throws(() => ownOf(layer, { query: q, key: k }, [], ["a"], 0), /1 labels for 5 keys/);
-  assert.throws(() => ownOf(layer, { query: q }, [], [], 2), /0 to 1/);
-  assert.throws(() => ownOf(attention, { query: q }, [], [], 0), /"key" and "value"/);
-  assert.throws(() => ownOf(attention, { query: q, key: k, value }, [], [], 0), /"layout"/);
+test("an own request keeps what decides its figures; labels are lines, or words of one line", () => {
+  const body = { query: [[1]], layout: "bld", weights: "mean", encoding: "list" };
+  assert.deepEqual(ownOf("v1/attention", body, ["a"], [], 1), { path: "v1/attention", body: { query: [[1]], layout: "bld" }, rows: ["a"], columns: [], sequence: 1 });
   assert.deepEqual([" the cat ", "a b\nc\n", ""].map(labelsOf), [["the", "cat"], ["a b", "c"], []]);
 });
 
