@@ -94,7 +94,7 @@ export class Origin {
 export class Browser {
   static async launch() {
     const found = new Browser();
-    found.browser = await chromium.launch({ executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium", args: ["--no-sandbox"] });
+    found.browser = await chromium.launch({ executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium", args: ["--no-sandbox", "--disable-gpu"] });
     return found;
   }
 
