@@ -55,4 +55,4 @@ def import_(
     sizes = f"{len(layers)} layers, {options.width} wide, at most {options.max_tokens} tokens of {options.vocabulary}"
     say(f"{name}: family {model.family}, {sizes}, {model.digest[:19]}…")
     say(f"{name}: wrote {file}" if is_new else f"{name}: {file} holds it already")
-    say(f"{name}: a running service has it after a restart")
+    say(f"{name}: a running service that serves these layers has it now, another one after a restart")

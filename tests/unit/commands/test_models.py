@@ -54,7 +54,7 @@ def test_an_import_stores_the_layers_and_the_model_that_names_them(run_command, 
     assert lines[-3:] == [
         f"tiny: family bert, 2 layers, 8 wide, at most 40 tokens of 80, {model.digest[:19]}…",
         f"tiny: wrote {tmp_path}/layers/tiny.model",
-        "tiny: a running service has it after a restart",
+        "tiny: a running service that serves these layers has it now, another one after a restart",
     ]
 
 
