@@ -83,6 +83,8 @@ def _is_transport(reply: Reply) -> bool:
 
 def _violation_of_success(reply: Reply) -> str | None:
     kind = reply.headers.get("content-type", "")
+    if reply.status == 307 and reply.headers.get("location") in ("docs", "explore"):  # from / to a page
+        return None
     if reply.status not in (200, 204):
         return f"status {reply.status}"
     if "content-encoding" in reply.headers:

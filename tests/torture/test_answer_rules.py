@@ -30,6 +30,7 @@ def problem(status=400, headers=HEADERS, **changes) -> Reply:
         problem(),
         Reply(200, {"content-type": "application/json"}, b'{"output":[1.5]}'),
         problem(429, {**HEADERS, "retry-after": "1"}, code="queue_full"),
+        Reply(307, {"location": "docs"}, b""),
     ],
 )
 def test_an_answer_within_the_contract_passes(reply):

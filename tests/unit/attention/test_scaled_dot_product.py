@@ -201,7 +201,11 @@ def test_a_selection_of_scores_and_weights_has_the_bits_of_the_full_answer(data,
     for whole, selected in ((full.weights, part.weights), (full.scores, part.scores)):
         assert isinstance(whole, torch.Tensor)
         assert isinstance(selected, torch.Tensor)
-        assert same_bits(selected, whole[:, list(some)][:, :, list(queries)])
+        expected = whole[:, list(some)][:, :, list(queries)]
+        # A GPU computes the requested heads in one product.
+        assert (
+            same_bits(selected, expected) if DEVICE.type == "cpu" else close(selected, expected.numpy(), torch.float32)
+        )
 
 
 @settings(max_examples=40)
