@@ -23,8 +23,9 @@ from attention_client import errors
 from attention_client.arrays import MEDIA_TYPE, Array, Summarized, made_like, read
 from attention_client.errors import BadAnswer, ConnectionFailed, MethodNotAllowed, ServiceError
 
-# Tensors that an answer may have besides output and weights; only attention without a layer has the last two.
-EXTRAS = ("scores", "lse", "entropy", "present_key", "present_value")
+# Tensors that an answer may have besides output and weights, and those that only attention without a layer has.
+EXTRAS = ("scores", "lse", "entropy")
+PRESENT = ("present_key", "present_value")
 OK = 200
 _REPORTED = (errors.Rejected, errors.Refused, errors.Failed, errors.LayerError)
 _KINDS = {kind.code: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, _REPORTED)}
@@ -199,8 +200,8 @@ def read_attention(reply: Reply, query: Array, rows: Axes, wanted: Mapping[str, 
     """Decode the reply to a call of attention without a layer, as `read_answer` does."""
     arrays, facts = _decoded(reply, query, wanted)
     _check_rows(arrays["output"], rows)
-    extras = {name: arrays.get(name) for name in EXTRAS}
-    return AttentionAnswer(**_shared_fields(reply, arrays, facts) | extras)
+    present = {name: arrays.get(name) for name in PRESENT}
+    return AttentionAnswer(**_shared_fields(reply, arrays, facts) | present)
 
 
 def _shared_fields(reply: Reply, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -209,7 +210,7 @@ def _shared_fields(reply: Reply, arrays: Mapping[str, Array], facts: Mapping[str
     if "weights.values" in arrays:
         weights = TopK(*(arrays[f"weights.{part}"] for part in ("values", "indices", "rest")))
     return {
-        **{name: arrays.get(name) for name in EXTRAS[:3]},
+        **{name: arrays.get(name) for name in EXTRAS},
         "output": arrays["output"],
         "weights": weights,
         "masked_rows": _checked(facts["masked_rows"], int),

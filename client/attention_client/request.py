@@ -145,7 +145,7 @@ def _fields(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the options that are not None, and the tensors that they ask for by dtype; values of masks go to `tensors`."""
     fields: dict[str, Any] = given(**options)
-    wanted: dict[str, str] = {name: "float" for name in EXTRAS[:3] if name in fields}
+    wanted: dict[str, str] = {name: "float" for name in EXTRAS if name in fields}
     if (masks := fields.pop("masks", None)) is not None and (found := _masks(masks, tensors)):
         fields["masks"] = found
     if (weights := fields.get("weights")) is not None:

@@ -16,7 +16,7 @@ import numpy as np
 import typer
 from rich.highlighter import JSONHighlighter
 
-from attention_client.answer import EXTRAS
+from attention_client.answer import EXTRAS, PRESENT
 from attention_client.arrays import VALUES, bits_dtype
 from attention_client.cli.arguments import by_option
 from attention_client.cli.terminal import Screen, printable
@@ -131,8 +131,8 @@ def _reply(found: dict[str, Any]) -> Reply:
             fields = {"output": output} | ({} if weights is None else {"weights": weights})
         case _:
             raise BadAnswer(_FOREIGN)
-    fields |= {name: found[name] for name in EXTRAS if found.get(name) is not None}
-    facts = {name: value for name, value in found.items() if name not in ("output", "weights", *EXTRAS)}
+    fields |= {name: found[name] for name in (*EXTRAS, *PRESENT) if found.get(name) is not None}
+    facts = {name: value for name, value in found.items() if name not in ("output", "weights", *EXTRAS, *PRESENT)}
     try:
         json.dumps(facts, ensure_ascii=False, allow_nan=False, indent=2).encode()
     except (ValueError, RecursionError):  # a number, a text or a depth that the command could not print
