@@ -47,8 +47,7 @@ class StoredLayer:
 
     def __post_init__(self) -> None:
         check_name(self.name)
-        if len(self.source) > MAX_SOURCE or not self.source.isprintable():
-            raise LayerError(f"the source must have at most {MAX_SOURCE} characters, all printable")
+        check_source(self.source)
         if NAME.fullmatch(self.family) is None:
             raise LayerError("the family must be 1 to 64 of a-z, 0-9, dot, underscore and hyphen")
         check_shapes(self.spec.tensor_shapes(), {name: tuple(tensor.shape) for name, tensor in self.tensors.items()})
@@ -69,6 +68,12 @@ class StoredLayer:
     @property
     def dtype(self) -> torch.dtype:
         return self.tensors["query.weight"].dtype
+
+
+def check_source(source: str) -> None:
+    """Raise LayerError unless a file may say that it comes from there."""
+    if len(source) > MAX_SOURCE or not source.isprintable():
+        raise LayerError(f"the source must have at most {MAX_SOURCE} characters, all printable")
 
 
 def check_shapes(expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> None:

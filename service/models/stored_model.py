@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from service.errors import LayerError
 from service.layers.directory import NAME, Directory, check_name
 from service.layers.safetensors_file import FILE_DTYPES, Header, parse_object, read_header, read_tensor
-from service.layers.store import MAX_SOURCE, check_shapes, digest_of
+from service.layers.store import check_shapes, check_source, digest_of
 from service.layers.wording import quoted
 
 FORMAT_VERSION = 1
@@ -111,8 +111,7 @@ class ModelAbout:
 
     def __post_init__(self) -> None:
         check_name(self.name)
-        if len(self.source) > MAX_SOURCE or not self.source.isprintable():
-            raise LayerError(f"the source must have at most {MAX_SOURCE} characters, all printable")
+        check_source(self.source)
         refs_fit = all(NAME.fullmatch(name) and DIGEST.fullmatch(digest) for name, digest in self.layers)
         if not self.layers or not refs_fit or NAME.fullmatch(self.family) is None:
             raise LayerError("the model's family and layers must be names, and each layer must have a digest")
