@@ -16,11 +16,11 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from benchmarks.gpu_start import PYTHON, WHEELS
+from benchmarks.gpu_start import PYTHON, WHEELS, needed_packages
 
 MAX_MIB = 64
-# What is imported there; the service itself is not installed, because it runs from the checkout.
-ROOTS = ("attention-service", "httpx2", "pytest", "pytest-timeout", "hypothesis")
+# What is imported there besides the service's own needs; the service is not installed, because it runs from the checkout.
+TESTING = frozenset({"pytest-timeout", "hypothesis"})
 # The machine has torch and NumPy, and torch brings the rest of them.
 LEFT_OUT = frozenset({"torch", "numpy"})
 # pip takes each of these for what it says and not for older ones.
@@ -31,13 +31,14 @@ _MARKERS = {"python_version": "{}.{}".format(*PYTHON), "python_full_version": "{
 def pins() -> list[str]:
     """Return `name==version` of all wheels, by the metadata of what is installed here."""
     found = set[str]()
-    waiting = list(ROOTS)
+    # Not the metadata of the installed service, which an editable install leaves as it was when pyproject.toml gets a dependency.
+    waiting = list(needed_packages() | TESTING)
     while waiting:
         name = canonicalize_name(waiting.pop())
         if name not in found | LEFT_OUT:
             found.add(name)
             waiting += _needs(name)
-    return [f"{name}=={distribution(name).version}" for name in sorted(found - {"attention-service"})]
+    return [f"{name}=={distribution(name).version}" for name in sorted(found)]
 
 
 def _needs(name: str) -> Iterator[str]:
