@@ -113,6 +113,9 @@ class Settings(BaseSettings):
     max_connections: int = Field(0, ge=0, le=10**6)
     """connections that a process keeps; a connection above this number is served health and metrics only, and its other requests
     are refused with Retry-After; 0 = as many as the file descriptors allow, at most 8192"""
+    connection_max_age_s: float = Field(0.0, ge=0, le=86_400, allow_inf_nan=False)
+    """age after which a connection ends with its next answer, which says `Connection: close`, so that pooled clients spread over
+    replicas that have joined; each connection draws its own from 80% to 100% of it (seconds); 0 = no limit"""
     max_target_bytes: int = Field(8192, ge=256, le=65536)
     """request target, that is path and query (bytes)"""
     max_header_bytes: int = Field(16384, ge=1024, le=MIB)
