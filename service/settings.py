@@ -77,6 +77,11 @@ class Settings(BaseSettings):
     """TCP port to bind; 0 = any free port, which the log names"""
     layers_dir: Path = Path(".layers")
     """directory of stored layers, one `<name>.safetensors` for each, and of models, `<name>.model`"""
+    layers_source: str = ""
+    """published layer set that is served in place of the files of `ATTENTION_LAYERS_DIR`, which then keeps what is fetched: a
+    directory, or an address like `s3://bucket/path`, which needs the extra `source` (docs/layer-sets.md); unset: none"""
+    layers_source_poll_s: Timeout = 10.0
+    """time between two looks at `ATTENTION_LAYERS_SOURCE`, a quarter more or less (seconds)"""
     run_dir: Path | None = None
     """parent directory of the files that processes share (metrics); default: `/dev/shm`, else the temporary directory"""
     workers: int = Field(0, ge=0, le=64)
