@@ -143,6 +143,10 @@ explore-test: install-test install-browser layers ## the explorer in a real brow
 load: install install-load layers ## run the load test's smoke scenario against a new service; URL= a running one, ARGS= options (loadtest/README.md)
 	@URL="$(URL)" exec loadtest/run.sh $(ARGS)
 
+.PHONY: load-replicas
+load-replicas: install-test layers ## the load test through HAProxy with three replicas, of which one is killed: two minutes; ARGS="--kill 2" and options of the load test
+	@exec $(BIN)/python -m tests.scale.load_replicas $(ARGS)
+
 install: $(VENV)/.installed ## install the service and the client with its command line
 install-test: $(VENV)/.installed-test $(CLIENTS)/.installed $(BARE)/.installed $(LOAD)/.installed ## the same with the test tools, and the environments of other clients and of the load test
 install-clients: $(CLIENTS)/.installed ## clients of other projects (tritonclient, KServe) and a generator of clients, in an environment of their own

@@ -35,8 +35,8 @@ log = logging.getLogger(__name__)
 runners.WORKER_REPORT_INTERVAL = 0.5  # instead of 3 s, which blur the ends of a stage of 10 s
 SPAWN_RATE = 100.0
 REFUSALS = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
-# What a balancer answers in the place of a replica that it lost; the client sends such a request again too.
-LOST = (HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT)
+# What a balancer answers in the place of a replica that it lost. An answer of the service itself is JSON.
+LOST = (500, 502, 503, 504)
 RETRY_S = 0.1  # before the first retry, doubled before each further one
 bits: Counter[str] = Counter()
 """Answers `compared` with their references and `wrong` ones: of this process, on a master of all workers."""
@@ -64,9 +64,11 @@ def is_refused(response: Any) -> bool:
 
 
 def is_lost(response: Any) -> bool:
-    """No answer, not all of an answer, or a balancer's own instead of a replica's."""
-    is_broken = response.status_code == HTTPStatus.OK and response.request_meta["exception"]
-    return bool(not response.status_code or is_broken or response.status_code in LOST) and not is_refused(response)
+    """No answer, not all of an answer, or a balancer's own instead of a replica's: what our client sends again too."""
+    if response.status_code in (0, HTTPStatus.OK):
+        return response.request_meta["exception"] is not None
+    is_json = "json" in response.headers.get("Content-Type", "")
+    return response.status_code in LOST and not is_json and not is_refused(response)
 
 
 class AttentionUser(FastHttpUser):
