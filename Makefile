@@ -115,6 +115,10 @@ report: install $(PLOTS)/.installed ## write tables, claims and plots from the l
 	$(BIN)/python -m benchmarks.report
 	$(PLOTS)/bin/python -m benchmarks.plots
 
+.PHONY: bench-scale
+bench-scale: $(VENV)/.installed-test ## measure replicas behind HAProxy on an otherwise idle machine, and write docs/scale.md: under four minutes
+	@exec $(BIN)/python -m benchmarks.scale $(ARGS)
+
 # DRY=1: all parts on the CPU with small counts. ARGS="--commit HASH --out FILE": for a copy without git (docs/gpu.md).
 gpu: $(if $(DRY),$(VENV)/.installed-test) ## check, test and measure the service on this machine's GPU: under eight minutes, no network; DRY=1 on the CPU
 ifdef DRY
