@@ -2,7 +2,8 @@
 
 Three replicas of one worker, HAProxy in front of them, and `loadtest/run.sh` with a master and two workers; other options go to
 it. Under load N replicas are killed and started again. The exit status is 0 only if the objectives hold and every replica serves
-at the end; 4 if one does not. From the environment: LAYERS_DIR (.layers), and what `loadtest/run.sh` reads.
+at the end; 4 if one does not, 3 if they or HAProxy do not start. LAYERS_DIR (.layers) and what `loadtest/run.sh` reads come from
+the environment.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ BEFORE_S, DOWN_S, LOAD_S = 10, 3, 45
 # Until the references are fetched, one request at a time, and more than one caller waits for an answer.
 BEGIN_S = 60
 RETRIES = 4  # as many as the client makes by default
-NOT_BACK = 4
+NOT_READY, NOT_BACK = 3, 4
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -36,7 +37,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--kill", type=int, default=1, choices=range(NUM + 1))
     parser.add_argument("--no-restart", action="store_true")
     given, options = parser.parse_known_args(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that all processes are ended
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, lambda number, _: sys.exit(128 + number))  # so that all processes are ended
     layers_dir = Path(os.environ.get("LAYERS_DIR") or ROOT / ".layers")
     with replicas(NUM, layers_dir) as started, Balancer([x.url for x in started]) as balancer:
         say(f"{NUM} replicas are ready behind HAProxy, {balancer.url}")
@@ -110,4 +112,8 @@ def say(sentence: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except AssertionError as error:
+        say(f"FAILED: {error}")
+        sys.exit(NOT_READY)

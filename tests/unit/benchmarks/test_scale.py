@@ -16,7 +16,7 @@ class Measured:
 
 
 def test_costs_are_processor_time_not_the_time_of_a_machine():
-    found = costs(Measured(), None, W2)
+    found = costs(Measured(), None, W2)  # type: ignore[arg-type]
     assert found["rps_a_core"] == 2000
     assert found["hours_a_million"] == pytest.approx(1_000_000 / 2000 / 3600)
 
