@@ -185,6 +185,7 @@ class SetCache:
         target, near = self._directory(wanted.digest), self._directory(served)
         partial = target.with_name(f".{target.name}.partial")
         with _writing():
+            self._root.mkdir(parents=True, exist_ok=True)  # it may have been removed
             kept = {target, partial, near, (self._root / "current").resolve()}
             for path in self._root.iterdir():
                 if _OWN.fullmatch(path.name) and path not in kept:
