@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from service.errors import LayerError
-from service.layers.safetensors_file import open_regular
 from service.layers.wording import bounded
 
 CHUNK_BYTES = 2**20
@@ -53,6 +52,8 @@ class SetSource:
 
     def _opened(self, name: str) -> BinaryIO:
         if not self._scheme:
+            from service.layers.safetensors_file import open_regular  # noqa: PLC0415 (the start checks an address without torch)
+
             return open_regular(Path(self._address) / name)
         import fsspec.core  # noqa: PLC0415 (most services have no address of it)
 
