@@ -150,7 +150,7 @@ class SetCache:
     def __init__(self, root: Path, source: SetSource, max_bytes: int) -> None:
         self.source = source
         self.is_stopped = False
-        self._root = root
+        self._root = root.resolve()
         self._max_bytes = max_bytes
         self._lock: IO[bytes] | None = None
 
@@ -214,7 +214,7 @@ class SetCache:
         shutil.rmtree(self._directory(layer_set), ignore_errors=True)
 
     def _directory(self, layer_set: str) -> Path:
-        return Store(self._root.resolve()).of_set(layer_set).directory
+        return Store(self._root).of_set(layer_set).directory
 
     def _fill(self, partial: Path, wanted: LayerSet, near: Path) -> None:
         """Complete a directory: a file that an earlier fetch or the set `near` it has is not fetched again."""

@@ -3,6 +3,7 @@
 import asyncio
 import math
 import shutil
+import threading
 import time
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from service.attention.engine import Engine
 from service.layers.layer_set import LayerSet, publish
+from service.layers.set_source import SetSource
 from service.layers.store import Store
 from service.models.stored_model import ModelStore
 from tests.integration import models
@@ -189,6 +191,27 @@ def test_a_service_starts_with_the_set_that_it_served_last_if_the_source_is_away
             (tmp_path / "hidden").rename(source.directory / "layer-set.json")
             await until(one)
             assert names(await listed(one)) == ["fresh", "small"]
+
+    asyncio.run(main())
+
+
+def test_a_read_that_hangs_is_reported_and_the_set_that_was_served_last_is_served_meanwhile(
+    tmp_path, source, monkeypatch
+):
+    opened, gate = SetSource._opened, threading.Event()
+
+    async def main():
+        first = source.publish(FIRST)
+        async with running(tmp_path, **source.settings) as one:
+            await until(one, digest=first.digest)
+        second = source.publish(SECOND)
+        monkeypatch.setattr(SetSource, "_opened", lambda source, name: gate.wait(20) and opened(source, name))
+        for name in ("service.layers.set_source.PATIENCE_S", "service.worker.layer_follower.CHECK_S"):
+            monkeypatch.setattr(name, POLL_S)
+        async with running(tmp_path, **source.settings) as one:
+            await until(one, digest=first.digest, fault="does not answer")
+            gate.set()
+            await until(one, digest=second.digest)
 
     asyncio.run(main())
 

@@ -29,7 +29,7 @@ class Shop:
     """A published directory and a cache that follows it."""
 
     def __init__(self, directory: Path) -> None:
-        self.files, self.published, self.root = directory / "files", directory / "published", directory / "cache"
+        self.files, self.published, self.root = directory / "files", directory / "published", Path("cache")
         self.clock = ManualClock()
         self.cache = SetCache(self.root, SetSource(str(self.published), self.clock.now), MAX_BYTES)
         assert self.cache.lead()
@@ -56,7 +56,8 @@ class Shop:
 
 
 @pytest.fixture
-def shop(tmp_path):
+def shop(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # the default of ATTENTION_LAYERS_DIR is a relative path
     shop = Shop(tmp_path)
     yield shop
     shop.cache.close()
