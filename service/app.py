@@ -69,6 +69,7 @@ def build(service: Service) -> OuterMiddleware:
         is_metrics_open=settings.open_metrics,
         are_docs_open=settings.docs,
         is_explore_open=settings.explore,
+        are_layers_fixed=bool(service.layers_fixed),
     )
     endpoints = hot_endpoints(service.shared) | model_endpoints(service.shared, service.models)
     hot = [Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()]  # called without FastAPI

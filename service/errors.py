@@ -6,6 +6,7 @@ ServiceError
 │   ├── InvalidInput   the bytes parse, but a value is invalid
 │   ├── TooLarge       the request exceeds a limit
 │   ├── NotServed      the service has no such resource, method or format
+│   ├── LayersFixed    the layers of this service come from elsewhere, and no request changes them
 │   ├── Denied         this caller may not do it
 │   └── ClientTimeout  the headers or the body did not arrive in time
 ├── Refused            valid, but not accepted now; each has a time to retry after
@@ -191,6 +192,10 @@ class UnsupportedContentEncoding(NotServed):
     """The body is compressed in a way that the service cannot read. Send it plain, or compress it once: `/v1` takes gzip and
     zstd, `/v2` gzip and deflate.
     """
+
+
+class LayersFixed(Rejected):
+    """Layers cannot be changed by a request here: they come from elsewhere. Change them there; `detail` says where."""
 
 
 class Denied(Rejected): ...

@@ -27,6 +27,7 @@ STATUS: dict[type[ServiceError], int] = {
     errors.NotAcceptable: 406,
     errors.ClientTimeout: 408,
     errors.LayerChanged: 409,
+    errors.LayersFixed: 409,
     errors.TooLarge: 413,
     errors.TargetTooLong: 414,
     errors.UnsupportedMediaType: 415,

@@ -117,13 +117,15 @@ _DELETE = (
 _NOT_UNLOADED = problem_responses(
     {
         403: "the key is no admin key, or there is no keys file with one",
+        409: "no request changes the layers here, because they come from elsewhere",
         404: "the layer directory has no such file, or no layer of that name is served",
         503: "another change is under way, or a process cannot make this one in time: nothing was changed",
     }
 )
 _NOT_LOADED = _NOT_UNLOADED | problem_responses(
     {
-        409: "the file changed while the processes loaded it, or another change of the layer came first: nothing was changed",
+        409: "the file changed while the processes loaded it, another change of the layer came first, or no request changes "
+        "the layers here: nothing was changed",
         422: "the file is no valid layer; the detail gives the reason",
     }
 )

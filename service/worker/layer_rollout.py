@@ -21,6 +21,7 @@ from service.errors import (
     LayerMissing,
     LayerNotFound,
     LayerNotLoaded,
+    LayersFixed,
     NotReady,
 )
 from service.layers.catalog import NOT_SERVED, Catalog, ServedLayer
@@ -36,12 +37,16 @@ REPLY_S = 10.0
 
 @dataclasses.dataclass(eq=False, repr=False)
 class LayerRollout:
-    """Changes layers, one at a time; `timeout_s` limits the wait for the file, and then the wait for all processes."""
+    """Changes layers, one at a time; `timeout_s` limits the wait for the file, and then the wait for all processes.
+
+    `fixed` says why no request may change the layers, and what does; empty: a request may.
+    """
 
     registry: LayerRegistry
     channel: ControlChannel
     telemetry: Telemetry
     timeout_s: float
+    fixed: str = ""
     _number: int = 0
     # Set while a change is in progress.
     _ended: asyncio.Future[tuple[RolloutOutcome, Catalog | None]] | None = None
@@ -91,9 +96,11 @@ class LayerRollout:
         self.telemetry.layers_changed("drop", name)
 
     def _settled(self, name: str) -> DesiredState:
-        """Return the current state; raise LayerNotFound for a name that no layer can have, Draining after `close`, and NotReady
-        while layers are loaded or changed.
+        """Return the current state; raise LayersFixed, LayerNotFound for a name that no layer can have, Draining after `close`,
+        and NotReady while layers are loaded or changed.
         """
+        if self.fixed:
+            raise LayersFixed(self.fixed)
         if NAME.fullmatch(name) is None:
             raise LayerNotFound(NOT_SERVED)
         desired = self.channel.service.desired

@@ -71,7 +71,7 @@ class Service:
     """One process's engine, batcher and layer registry; made inside the event loop it runs on.
 
     `leave` ends the process with an exit code. `engine` makes the engine; a test's engine may hold or fail.
-    `restore` makes the missing parts of the run directory again.
+    `restore` makes the missing parts of the run directory again. `layers_fixed` says why no request may change the layers here.
     """
 
     def __init__(
@@ -82,8 +82,10 @@ class Service:
         leave: Callable[[int], None],
         engine: Callable[[EngineOptions], Engine] = Engine,
         restore: Callable[[], bool] = lambda: False,
+        layers_fixed: str = "",
     ) -> None:
         self.settings = settings
+        self.layers_fixed = layers_fixed
         self.telemetry = telemetry
         self._channel = channel
         self._leave = leave
@@ -100,7 +102,7 @@ class Service:
         self._heap = Heap()
         self.numerics = fingerprint(options)
         self.keys = None if settings.api_keys_file is None else KeyFile(settings.api_keys_file, telemetry)
-        self._rollout = rollout = LayerRollout(registry, channel, telemetry, settings.layer_change_s)
+        self._rollout = rollout = LayerRollout(registry, channel, telemetry, settings.layer_change_s, layers_fixed)
         self.put_layer, self.drop_layer = rollout.put, rollout.drop
         self.rendering: Executor = ThreadPoolExecutor(1, thread_name_prefix="rendering")
         self.metrics_text = Throttle(self._render, LoopClock()).get

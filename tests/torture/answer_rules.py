@@ -24,7 +24,7 @@ CODES: dict[int, set[str]] = {
     405: {"method_not_allowed"},
     406: {"not_acceptable"},
     408: {"client_timeout"},
-    409: {"layer_changed"},
+    409: {"layer_changed", "layers_fixed"},
     413: {"body_too_large", "decompressed_too_large", "cost_limit"},
     414: {"target_too_long"},
     415: {"unsupported_media_type", "unsupported_content_encoding"},

@@ -220,6 +220,7 @@ _TEXTS: dict[type[ServiceError], str] = {
     errors.ModelNotFound: "no model of that name is in the layer directory; GET /v1/models lists them",
     errors.RouteNotFound: "nothing is served at that path; GET /openapi.json lists what is",
     errors.NotAcceptable: "Accept must allow application/json or application/vnd.safetensors",
+    errors.LayersFixed: "this service follows ATTENTION_LAYERS_SOURCE; publish another set there",
     errors.ClientTimeout: "the body did not arrive within 30 s",
     errors.LayerChanged: "another change of this layer came first; nothing was changed",
     errors.BodyTooLarge: f"the body has 16,777,217 bytes, expected at most 16,777,216 (ATTENTION_MAX_BODY_BYTES); {CHEAPER}",

@@ -18,6 +18,7 @@ from service.errors import (
     LayerMissing,
     LayerNotFound,
     LayerNotLoaded,
+    LayersFixed,
     NotReady,
 )
 from service.layers.catalog import Catalog
@@ -290,6 +291,19 @@ def test_a_file_that_this_process_cannot_read_now_is_not_the_callers_fault(servi
             await service.rollout.put("b")
         assert refused.value.retry_after_s == 5
         assert service.events == [("b", 'layer "b": no memory for it')]
+
+    run(service, story)
+    assert service.phases == []
+
+
+def test_layers_that_come_from_elsewhere_are_changed_by_no_request(service):
+    service.rollout.fixed = "the layers follow a source"
+
+    async def story():
+        for begin in (service.rollout.put, service.rollout.drop):
+            for name in ("a", "b", "../a"):
+                with pytest.raises(LayersFixed, match="the layers follow a source"):
+                    await begin(name)
 
     run(service, story)
     assert service.phases == []
