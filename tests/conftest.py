@@ -2,6 +2,7 @@
 leaves a process behind."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,9 @@ from tests import processes
 settings.register_profile("same", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 settings.register_profile("random", settings.get_profile("same"), derandomize=False)
 settings.load_profile("same")
+
+
+SCALE = Path(__file__).parent / "scale"
 
 
 def pytest_configure() -> None:
@@ -31,8 +35,11 @@ def no_process_stays() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep tests that take long, assert a time or need the image for runs whose `-m` names them."""
-    for marker in ("timed", "image", "long"):
+    """Keep tests that take long, assert a time, need the image or several services for runs whose `-m` names them."""
+    for item in items:
+        if item.path.is_relative_to(SCALE):
+            item.add_marker("scale")
+    for marker in ("timed", "image", "scale", "long"):
         if marker not in config.getoption("markexpr"):
             items[:] = [item for item in items if item.get_closest_marker(marker) is None]
 

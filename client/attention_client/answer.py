@@ -2,9 +2,9 @@
 
 Invariants: pure. The output of an answer has the rows and the dtype of the query, and is an array of the same kind. A reply that
 is damaged or comes from something else raises BadAnswer, whatever goes wrong while it is decoded (`read_reply`). Tensors and
-fields that were not requested, as a newer service may add, are ignored. The `code` of an error
-response decides the class of the error. If the client does not know the code, or a proxy answered instead of the service, the
-status decides the base class, so `except Refused` also catches the new errors of a newer service.
+fields that were not requested, as a newer service may add, are ignored. The `code` of an error response decides the class of the
+error. If the client does not know the code, or a proxy answered instead of the service, the status decides the base class, so
+`except Refused` also catches the new errors of a newer service. A proxy's own 500, 502 or 504 is ConnectionFailed.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ _REPORTED = (errors.Rejected, errors.Refused, errors.Failed, errors.LayerError)
 _KINDS = {kind.code: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, _REPORTED)}
 _BY_STATUS = {429: errors.Refused, 502: ConnectionFailed, 503: errors.Refused, 504: errors.DeadlineExceeded}
 _BY_HUNDRED = {4: errors.Rejected, 5: errors.Failed}
+# Without the service's problem body: something in front of the service had no answer of it.
+_OF_PROXY = {500: ConnectionFailed, 502: ConnectionFailed, 504: ConnectionFailed}
 
 Result = TypeVar("Result")
 _NUMPY: npt.NDArray[Any] = np.empty(0)  # an array of the kind that answers on text have
@@ -340,4 +342,5 @@ def _error(reply: Reply) -> ServiceError:
                 if kind is None:
                     return branch(f"{code}: {detail}")
                 return kind(detail, param=param if isinstance(param, str) else None)
+    branch = _OF_PROXY.get(reply.status, branch)
     return branch(f"the answer with status {reply.status} does not come from this service, but perhaps from a proxy")

@@ -101,5 +101,5 @@ class LayerMissing(LayerError): ...
 class LayerNotLoaded(LayerError): ...
 
 class ClientError(ServiceError): """A failure that only the client detects."""
-class ConnectionFailed(ClientError): """No answer: refused, cut, unknown host, closed client, or 502 of a proxy."""
+class ConnectionFailed(ClientError): """No answer: refused, cut, unknown host, closed client, or a proxy's own 500, 502 or 504."""
 class BadAnswer(ClientError): """The answer is damaged, too large, or does not come from an attention service."""

@@ -4,9 +4,10 @@ Invariants: all calls share one connection pool, within one event loop, because 
 them. One deadline covers all attempts and waits, and each attempt sends the time left to the service. Errors of the HTTP library
 and below are converted here. At most `max_answer_bytes` of an answer are kept. A cancelled call closes its connection, so the
 service drops it from its queue. `close` ends every call with ConnectionFailed and returns when none is left.
-A call is retried only if there was no answer, the service refused it for now, or its engine is down; never after a wrong request,
-a failure or a deadline. Calls are pure, so a retry after a broken connection is safe too. A wait is never shorter than
-Retry-After and has jitter, so that clients do not retry in step. A wait that would outlast the deadline does not begin.
+A call is retried only if there was no answer of the service (a proxy's own 500, 502 or 504 is none), the service refused it for
+now, or its engine is down; never after a wrong request, or a failure or a deadline that the service reports. Calls are pure, so a
+retry after a broken connection is safe too. A wait is never shorter than Retry-After and has jitter, so that clients do not retry
+in step. A wait that would outlast the deadline does not begin.
 """
 
 from __future__ import annotations
@@ -80,8 +81,8 @@ class HttpTransport:
         self._http = httpx2.AsyncClient(
             base_url=options.url.rstrip("/"),
             headers=headers,
-            # The deadline covers the whole attempt; the connect timeout only gives up earlier on a host that drops packets.
-            timeout=httpx2.Timeout(None, connect=CONNECT_TIMEOUT_S),
+            # The deadline covers all attempts. These give up one earlier: on a host that drops packets, or a peer that is frozen.
+            timeout=httpx2.Timeout(checked_timeout(options.read_timeout_s), connect=CONNECT_TIMEOUT_S, pool=None),
             limits=httpx2.Limits(max_connections=options.max_connections),
             transport=options.transport,
         )

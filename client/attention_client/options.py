@@ -28,7 +28,8 @@ class ClientOptions:
     """Options of a client, which are also its read-only attributes.
 
     `timeout_s` limits a call with all its attempts, in seconds; None means no limit, and a call may set its own. A call makes
-    at most `attempts` attempts. `api_key` is sent as a bearer token. An answer of more than `max_answer_bytes` raises
+    at most `attempts` attempts. One whose connection takes and brings no byte for `read_timeout_s` is ended and retried; None
+    leaves it to the timeout of the call. `api_key` is sent as a bearer token. An answer of more than `max_answer_bytes` raises
     BadAnswer; the default has room for the most weights that a service returns by default (64 MiB), even as JSON. `transport`
     replaces the network (tests, a proxy, private certificates); both clients take an asynchronous one.
     """
@@ -38,6 +39,7 @@ class ClientOptions:
     timeout_s: float | None = 30.0
     max_connections: int = 16
     attempts: int = 5
+    read_timeout_s: float | None = None
     api_key: str | None = dataclasses.field(default=None, repr=False)
     max_answer_bytes: int = 512 * 2**20
     transport: httpx2.AsyncBaseTransport | None = dataclasses.field(default=None, repr=False)
@@ -50,6 +52,7 @@ class ClientOptions:
             address = without_password(self.url[: found.start()])
             raise InvalidInput(f"url: give the address without /{found[0].strip('/')}, like {address}")
         checked_timeout(self.timeout_s)
+        checked_timeout(self.read_timeout_s, "read_timeout_s")
         for name in ("max_connections", "attempts", "max_answer_bytes"):
             check_count(getattr(self, name), name)
         if self.api_key is not None and not _is_like(_API_KEY, self.api_key):
@@ -66,11 +69,11 @@ def without_password(url: str) -> str:
     return re.sub(r"(?s)^([\w+.-]*://)?.*@", r"\1", url)
 
 
-def checked_timeout(timeout_s: Any) -> float | None:
+def checked_timeout(timeout_s: Any, name: str = "timeout_s") -> float | None:
     """Return the timeout, None for one of decades. Raises InvalidInput unless it is None or a number above 0."""
     is_number = isinstance(timeout_s, numbers.Real)
     if timeout_s is not None and not (is_number and timeout_s > 0):
-        raise InvalidInput("timeout_s must be a number above 0")
+        raise InvalidInput(f"{name} must be a number above 0")
     return None if timeout_s is None or timeout_s > _FOR_EVER_S else float(timeout_s)
 
 

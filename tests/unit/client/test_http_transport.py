@@ -70,8 +70,8 @@ def waits(monkeypatch):
 TRANSIENT = [
     httpx2.ConnectError("x"), httpx2.ConnectTimeout("x"), httpx2.ReadError("x"), httpx2.WriteError("x"),
     httpx2.RemoteProtocolError("cut"), problem_of(429, "queue_full"), problem_of(429, "brand_new"),
-    problem_of(503, "draining"), problem_of(503, "not_ready"), problem_of(503, "engine_down"), httpx2.Response(503),
-    httpx2.Response(502, text="<html>"),
+    problem_of(503, "draining"), problem_of(503, "not_ready"), problem_of(503, "engine_down"),
+    *[httpx2.Response(status, text="<html>") for status in (500, 502, 503, 504)], httpx2.Response(504),
 ]  # fmt: skip
 
 

@@ -44,16 +44,19 @@ def test_method_not_allowed_names_the_allowed_methods():
 
 
 @pytest.mark.parametrize(
-    ("status", "kind"),
-    [(400, errors.Rejected), (418, errors.Rejected), (429, errors.Refused), (500, errors.Failed), (502, ConnectionFailed),
-     (503, errors.Refused), (504, errors.DeadlineExceeded), (301, BadAnswer), (204, BadAnswer)],
+    ("status", "of_service", "of_proxy"),
+    [(400, errors.Rejected, errors.Rejected), (418, errors.Rejected, errors.Rejected), (429, errors.Refused, errors.Refused),
+     (500, errors.Failed, ConnectionFailed), (501, errors.Failed, errors.Failed), (502, ConnectionFailed, ConnectionFailed),
+     (503, errors.Refused, errors.Refused), (504, errors.DeadlineExceeded, ConnectionFailed),
+     (301, BadAnswer, BadAnswer), (204, BadAnswer, BadAnswer)],
 )  # fmt: skip
-def test_an_unknown_code_and_a_page_of_a_proxy_raise_the_branch_of_their_status(status, kind):
+def test_an_unknown_code_and_a_page_of_a_proxy_raise_the_branch_of_their_status(status, of_service, of_proxy):
     newer = raised(status, {"code": "brand_new", "detail": "a reason"})
-    assert (type(newer), newer.message) == (kind, "brand_new: a reason")
-    page = raised(status, b"<html>Bad Gateway</html>", retry_after="2")
-    assert (type(page), page.retry_after_s) == (kind, 2)
-    assert str(status) in page.message
+    assert (type(newer), newer.message) == (of_service, "brand_new: a reason")
+    for body in (b"<html>Bad Gateway</html>", b"", b"upstream timed out", b'{"detail": "Internal Server Error"}'):
+        page = raised(status, body, retry_after="2")
+        assert (type(page), page.retry_after_s) == (of_proxy, 2)
+        assert str(status) in page.message
 
 
 @pytest.mark.parametrize(
