@@ -35,7 +35,7 @@ class Options(BaseModel, extra="forbid"):
     min_replicas: int = Field(1, ge=1)
     max_replicas: int = Field(8, ge=1)
     in_store: bool = False
-    """send the layer directory through Ray's object store, to machines that do not have it"""
+    """send the head's layer directory through Ray's object store to the machines that do not have it"""
 
 
 def attention(options: Options) -> serve.Application:
@@ -65,26 +65,37 @@ def attention(options: Options) -> serve.Application:
         health_check_timeout_s=10,
         graceful_shutdown_timeout_s=settings.drain_delay_s + settings.shutdown_grace_s,
     )
-    return deployment.bind(_files(directory) if options.in_store else None)
+    if not options.in_store:
+        return deployment.bind(None)
+    head = {"num_cpus": 0, "resources": {"node:__internal_head__": 0.001}}
+    return deployment.bind(serve.deployment(LayerFiles).options(ray_actor_options=head).bind(directory))
 
 
-def _files(directory: Path) -> tuple[dict[str, str], ray.ObjectRef]:
-    """Put the files of a layer directory into the object store; return their digests by name, and the object."""
-    if ray.get_runtime_context().worker.mode == ray.WORKER_MODE:
-        raise ValueError("in_store needs `serve run`: the object goes with the process that put it, here a task of Ray")
-    files = {path.name: path.read_bytes() for path in directory.iterdir() if path.suffix in (".safetensors", ".model")}
-    if not files:
-        raise ValueError(f"{directory} has no layer")
-    return {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}, ray.put(files)
+class LayerFiles:
+    """Puts the files of the head's layer directory into the object store, and keeps the object as long as the application."""
+
+    def __init__(self, directory: Path) -> None:
+        files = {
+            path.name: path.read_bytes() for path in directory.iterdir() if path.suffix in (".safetensors", ".model")
+        }
+        if not files:
+            raise ValueError(f"{directory} has no layer")
+        self._digests = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+        self._object = ray.put(files)
+
+    def object(self) -> tuple[dict[str, str], ray.ObjectRef]:
+        """Return the digests of the files by their names, and the object."""
+        return self._digests, self._object
 
 
 class Replica:
-    """One process of the service; `files` are what `_files` returns, or None: the layer directory is on every machine."""
+    """One process of the service; its layers are those of `files`, or with None of the directory, which every machine has."""
 
-    def __init__(self, files: tuple[dict[str, str], ray.ObjectRef] | None) -> None:
+    async def __init__(self, files: Any) -> None:  # type: ignore[misc]  # Serve awaits it
         if files is not None:
             self._directory = tempfile.TemporaryDirectory(prefix="attention-layers-")
-            _write(*files, Path(self._directory.name))
+            digests, found = await files.object.remote()
+            write_files(digests, await found, Path(self._directory.name))
             os.environ["ATTENTION_LAYERS_DIR"] = self._directory.name
 
     def __serve_build_asgi_app__(self) -> Any:
@@ -113,13 +124,12 @@ class Replica:
             await asyncio.sleep(EXPORT_S)
 
 
-def _write(digests: Mapping[str, str], files: ray.ObjectRef, directory: Path) -> None:
-    """Write the files whose digests are right; raise ValueError if one differs or is missing."""
-    found = ray.get(files)
+def write_files(digests: Mapping[str, str], files: Mapping[str, bytes], directory: Path) -> None:
+    """Write the files; raise ValueError if one is missing or has another digest."""
     for name, digest in digests.items():
-        if hashlib.sha256(found.get(name, b"")).hexdigest() != digest:
+        if hashlib.sha256(files.get(name, b"")).hexdigest() != digest:
             raise ValueError(f"{name}: the object in the store has other bytes than were put there")
-        (directory / name).write_bytes(found[name])
+        (directory / name).write_bytes(files[name])
 
 
 def _leave(code: int) -> None:
