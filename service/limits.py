@@ -125,4 +125,5 @@ def transport_limits(settings: Settings) -> ConnectionLimits:
         max_connections=max_connections(settings.max_connections),
         max_read_ahead_bytes=_intake_bytes(settings),
         min_response_bytes_per_s=settings.min_response_bytes_per_s,
+        max_age_s=settings.connection_max_age_s or math.inf,
     )

@@ -77,6 +77,11 @@ class Settings(BaseSettings):
     """TCP port to bind; 0 = any free port, which the log names"""
     layers_dir: Path = Path(".layers")
     """directory of stored layers, one `<name>.safetensors` for each, and of models, `<name>.model`"""
+    layers_source: str = ""
+    """published layer set that is served in place of the files of `ATTENTION_LAYERS_DIR`, which then keeps what is fetched: a
+    directory, or an address like `s3://bucket/path`, which needs the extra `source` (docs/layer-sets.md); unset: none"""
+    layers_source_poll_s: Timeout = 10.0
+    """time between two looks at `ATTENTION_LAYERS_SOURCE`, a quarter more or less (seconds)"""
     run_dir: Path | None = None
     """parent directory of the files that processes share (metrics); default: `/dev/shm`, else the temporary directory"""
     workers: int = Field(0, ge=0, le=64)
@@ -113,6 +118,9 @@ class Settings(BaseSettings):
     max_connections: int = Field(0, ge=0, le=10**6)
     """connections that a process keeps; a connection above this number is served health and metrics only, and its other requests
     are refused with Retry-After; 0 = as many as the file descriptors allow, at most 8192"""
+    connection_max_age_s: float = Field(0.0, ge=0, le=86_400, allow_inf_nan=False)
+    """age after which a connection ends with its next answer, which says `Connection: close`, so that pooled clients spread over
+    replicas that have joined; each connection draws its own from 80% to 100% of it (seconds); 0 = no limit"""
     max_target_bytes: int = Field(8192, ge=256, le=65536)
     """request target, that is path and query (bytes)"""
     max_header_bytes: int = Field(16384, ge=1024, le=MIB)

@@ -12,6 +12,7 @@ import asyncio
 import weakref
 from collections.abc import Coroutine
 from concurrent.futures import Executor
+from datetime import datetime
 from typing import Any, NoReturn, Protocol, TypeVar
 
 from fastapi import APIRouter, Request
@@ -76,8 +77,19 @@ class Layer(BaseModel):
     limits: LayerLimits = Field(description="what one request may have")
 
 
+class ServedSet(BaseModel):
+    """The set whose layers are served, where the service follows ATTENTION_LAYERS_SOURCE; null: not yet, or none."""
+
+    digest: str = Field(description="of the set, as its manifest says")
+    source: str = Field(description="address without credentials")
+    since: datetime | None = Field(description="when this service began to serve it")
+    checked: datetime | None = Field(description="when the source was read last without a fault")
+    fault: str | None = Field(description="why the last look at the source changed nothing")
+
+
 class LayerList(BaseModel):
     layers: list[Layer] = Field(description="by name")
+    layer_set: ServedSet | None = Field(None, description="only where the service follows a source of layers")
 
 
 class Health(BaseModel):
@@ -92,6 +104,7 @@ class ServiceView(Protocol):
     @property
     def catalog(self) -> Catalog: ...
     def describe(self, layer: ServedLayer) -> Layer: ...
+    def served_set(self, catalog: Catalog) -> ServedSet | None: ...
     def why_not_ready(self) -> str | None: ...
     async def metrics_text(self) -> bytes: ...
     async def layer_totals(self) -> dict[str, LayerTotals]: ...
@@ -170,6 +183,8 @@ def make_layers_router(service: ServiceView) -> APIRouter:
         catalog = service.catalog
         # The reference is weak: a catalog kept here would keep the tensors of unloaded layers.
         content = await described.get(weakref.ref(catalog), lambda: describe_all(catalog))
+        if served_set := service.served_set(catalog):  # it changes without the catalog, so it is not kept with it
+            content = content[:-1] + b',"layer_set":' + served_set.model_dump_json().encode() + b"}"
         return Response(content, media_type="application/json")
 
     @router.get("/v1/layers/{layer}", summary="One layer: widths, heads, digest, numerics, limits", responses=_NO_LAYER)

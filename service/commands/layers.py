@@ -1,4 +1,4 @@
-"""`layers import | list | check | remove` commands: manage stored layers from the terminal.
+"""`layers import | list | check | remove | publish` commands: manage stored layers from the terminal.
 
 Invariants: A layer is checked completely before it is stored, and replaces another one only with `--replace`. `import` and
 `check` run the layer in float32 on the CPU, and compare it with a float64 reference on the source's own tensors. Progress goes to
@@ -78,7 +78,7 @@ Url = Annotated[
 ]
 ApiKey = Annotated[str, typer.Option("--api-key", envvar="ATTENTION_CLIENT_KEY", help="the admin key, for --url")]
 
-app = typer.Typer(help="Import, list, check and remove layers.", no_args_is_help=True)
+app = typer.Typer(help="Import, list, check, remove and publish layers.", no_args_is_help=True)
 
 
 def separated(context: typer.Context, given: list[str], maps: list[str] | None) -> tuple[list[str], list[str]]:
@@ -329,6 +329,29 @@ def remove(
         raise LayerError(f"{file} is not removed: {error.strerror}") from None
     say(f"{name}: removed {file}")
     say(f"{name}: a running service serves it until a restart, or {curl('DELETE', name)}")
+
+
+@app.command()
+def publish(
+    destination: Annotated[
+        Path, typer.Argument(help="directory of the published set, on a volume or to be copied to a store")
+    ],
+    layers_dir: LayersDir = LAYERS_DIR,
+) -> None:
+    """Publish all layers and models as a set, which services follow with ATTENTION_LAYERS_SOURCE; print its digest."""
+    with steps() as step:
+        step("checking and copying the layers and models")
+        from service.layers.layer_set import publish as publish_set
+        from service.layers.store import Store
+        from service.models.stored_model import ModelStore
+
+        stores: tuple[AnyStore, ...] = (Store(layers_dir), ModelStore(layers_dir))
+        found = {store.file(name): store.load(name).digest for store in stores for name in store.names()}
+        try:
+            layer_set = publish_set(found, destination)
+        except OSError as error:
+            raise LayerError(f"{destination} cannot be written: {error.strerror}") from None
+    say(layer_set.digest)
 
 
 def _parity(stored: StoredLayer, origin: StoredLayer) -> tuple[bool, str]:

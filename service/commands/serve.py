@@ -55,7 +55,8 @@ def serve(
         settings = settings.model_copy(update={"log_format": log_format(settings, is_terminal=is_terminal)})
         use_format(settings.log_format)
         is_variable = layers_dir is None and "layers_dir" in settings.model_fields_set
-        _check_layers(settings.layers_dir, "ATTENTION_LAYERS_DIR" if is_variable else "--layers-dir")
+        origin = "ATTENTION_LAYERS_DIR" if is_variable else "--layers-dir"
+        (_check_source if settings.layers_source else _check_layers)(settings, origin)
         _check_start(settings)
         if settings.api_keys_file is None and not is_loopback(settings.host):
             write_log_line("warning", "open_to_all", host=settings.host, reason="no ATTENTION_API_KEYS_FILE is set")
@@ -96,13 +97,30 @@ def _welcome(settings: Settings) -> str:
     )
 
 
-def _check_layers(directory: Path, origin: str) -> None:
+def _check_source(settings: Settings, origin: str) -> None:
+    """Raise SettingsError if a library for the source is missing, or the directory for what is fetched cannot be written."""
+    from service.errors import LayerError
+    from service.layers.set_source import SetSource
+    from service.settings import SettingsError
+
+    try:
+        SetSource(settings.layers_source)
+        settings.layers_dir.mkdir(parents=True, exist_ok=True)
+    except LayerError as error:
+        raise SettingsError(f"ATTENTION_LAYERS_SOURCE: {error.message}") from None
+    except OSError as error:
+        raise SettingsError(f"{origin}: {error.filename} cannot be made: {error.strerror}") from None
+    if not os.access(settings.layers_dir, os.W_OK):
+        raise SettingsError(f"{origin}: {settings.layers_dir} must be writable, because fetched layers are kept there")
+
+
+def _check_layers(settings: Settings, origin: str) -> None:
     """Warn if the directory has no layer; if it cannot be read, raise SettingsError with the option or variable of it."""
     from service.settings import SettingsError
     from service.supervisor.processes import write_log_line
 
     try:
-        has_layers = any(path.suffix == ".safetensors" for path in directory.iterdir())
+        has_layers = any(path.suffix == ".safetensors" for path in settings.layers_dir.iterdir())
     except OSError as error:
         raise SettingsError(f"{origin}: {error.filename} cannot be read: {error.strerror}") from None
     if not has_layers:

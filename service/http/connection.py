@@ -4,8 +4,9 @@ Must not know: routes, status codes, the format of an error response. A request 
 with the error in its scope (`REFUSED`), so it is answered, counted and logged like any other.
 It is a class for `uvicorn.Config(http=…)`: uvicorn makes an object with `config`, `server_state`, `app_state` and `_loop`.
 Invariants: A connection serves one request at a time; pipelined bytes are buffered, and above MAX_PIPELINED_BYTES reading pauses.
-Headers, idle time, writes and the close have deadlines. If the last response precedes its request's end, the connection lingers
-for RESPONSE_LINGER_S. After a half-close, a request is answered only if it ends the connection (`close`, HTTP/1.0).
+Headers, idle time, writes and the close have deadlines. A connection above its age ends with its next response, never between two
+requests. If the client may still send after the last response, the connection lingers for RESPONSE_LINGER_S. After a half-close,
+a request is answered only if it ends the connection (`close`, HTTP/1.0).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import asyncio
 import dataclasses
 import enum
 import math
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -38,6 +40,8 @@ from service.http.request_parser import (
 
 # Closing with unread bytes would reset the connection, and the client might lose its response.
 RESPONSE_LINGER_S = 2.0
+# Up to this part of the age is left out, so that connections which began together do not end together.
+AGE_SPREAD = 0.2
 # The unused rest of a body is read and dropped up to this size, so that the connection can be reused.
 MAX_DROPPED_BYTES = 64 * 1024
 MAX_PIPELINED_BYTES = 64 * 1024
@@ -61,6 +65,7 @@ class ConnectionLimits:
     max_connections: int
     max_read_ahead_bytes: int
     min_response_bytes_per_s: int = 0
+    max_age_s: float = math.inf
 
 
 # Of a connection that uvicorn makes.
@@ -68,10 +73,11 @@ DEFAULT_LIMITS = ConnectionLimits(HeadLimits(16_384, 8192, 100), 10.0, 30.0, 100
 
 
 class Shared:
-    """What all connections on one loop share."""
+    """What all connections on one loop share; `draw` returns numbers from 0 to 1."""
 
-    def __init__(self, limits: ConnectionLimits) -> None:
+    def __init__(self, limits: ConnectionLimits, *, draw: Callable[[], float] = random.random) -> None:
         self.limits = limits
+        self.draw = draw
         self.read_ahead = ReadAhead(limits.max_read_ahead_bytes)
         self.coalescer = WriteCoalescer()
 
@@ -169,7 +175,7 @@ class Connection(asyncio.Protocol):
         self._is_half_closed = False
         # Whether this request, or a buffered one, says that it is the last.
         self._is_last = self._pipelined_is_last = False
-        self._is_shedding = False
+        self._ends_at = math.inf  # from then on the next response is the last
         self._read_deadline = Deadline(self.loop, self._on_read_deadline)
         self._write_deadline = Deadline(self.loop, self._on_write_deadline)
 
@@ -179,6 +185,7 @@ class Connection(asyncio.Protocol):
         self.transport, self.flow = transport, Flow(transport, self._shared.coalescer)
         self._connections.add(self)
         self._scope = _connection_scope(self._config, transport)
+        self._ends_at = self.loop.time() + self._limits.max_age_s * (1 - AGE_SPREAD * self._shared.draw())
         self._read_deadline.set(self._limits.header_timeout_s)
 
     def data_received(self, data: Bytes) -> None:
@@ -246,7 +253,7 @@ class Connection(asyncio.Protocol):
 
     def shed(self) -> None:
         """Close after the next response. An idle connection stays open, because a request may be arriving."""
-        self._is_shedding = True
+        self._ends_at = -math.inf
 
     @property
     def is_acknowledged(self) -> bool:
@@ -348,12 +355,15 @@ class Connection(asyncio.Protocol):
 
     def _may_be_reused(self) -> bool:
         """Return whether the connection takes another request: the body is complete, or its rest is small and sure to come."""
-        if self._is_shedding and not self._pipelined_bytes:  # requests that have arrived are answered first
+        if self._is_overdue() and not self._pipelined_bytes:  # requests that have arrived are answered first
             return False
         if self._stage is not Stage.BODY:
             return True
         left = self._body.left
         return left is not None and left <= MAX_DROPPED_BYTES and not self.cycle.expects_continue
+
+    def _is_overdue(self) -> bool:
+        return self.loop.time() >= self._ends_at
 
     def _answered(self) -> None:
         self.is_busy = False
@@ -379,7 +389,9 @@ class Connection(asyncio.Protocol):
 
     def _end(self) -> None:
         """Close after the last response: at once if the client has nothing more to send, else after RESPONSE_LINGER_S."""
-        is_finished = self._is_half_closed or (self._stage is Stage.PIPELINED and not self._pipelined_bytes)
+        # The client of an overdue connection did not know that this response is the last: it may have pipelined a request.
+        has_asked_all = self._stage is Stage.PIPELINED and not self._pipelined_bytes and not self._is_overdue()
+        is_finished = self._is_half_closed or has_asked_all
         self._stage, self._pipelined_bytes, self.flow.is_full = Stage.DROP, b"", False
         self._read_deadline.clear()
         self._write_deadline.set(self._limits.write_timeout_s)

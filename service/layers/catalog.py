@@ -72,11 +72,13 @@ class Catalog:
     """Served `layers` by name, in name order; `awaited` names should be served, but this process cannot load them.
 
     `attention` is attention without a layer: it is not among the layers, but it is a model of the Open Inference Protocol.
+    `layer_set` is the digest of the set whose files these are, empty without one.
     """
 
     layers: Mapping[str, ServedLayer]
     awaited: frozenset[str] = frozenset()
     attention: ServedAttention | None = None
+    layer_set: str = ""
 
     def names(self) -> list[str]:
         return list(self.layers)

@@ -14,7 +14,7 @@ import re
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from service.errors import LayerError, LayerMissing, LayerNotLoaded
 from service.layers.safetensors_file import open_regular, opening_failed
@@ -37,6 +37,10 @@ class Directory:
     suffix: ClassVar[str]
     directory: Path
     max_bytes: int | None = None
+
+    def of_set(self, layer_set: str) -> Self:
+        """Return the files of the set of that digest (`layers/layer_set.py`), or these files if it is empty."""
+        return dataclasses.replace(self, directory=self.directory / layer_set.removeprefix("sha256:"))
 
     def names(self) -> list[str]:
         """Return the sorted names. Files that no layer's name fits are left out, except `sdpa`, which `opened` reports."""

@@ -30,6 +30,7 @@ class ServedModel:
     tokenizer: Tokenizer
     layers: Sequence[ServedLayer]
     loaded: LoadedLayer
+    layer_set: str = ""
 
     @property
     def name(self) -> str:
@@ -46,8 +47,10 @@ class ServedModel:
         return found
 
     def fits(self, catalog: Catalog) -> bool:
-        """Return whether these layers are still served."""
-        return all(catalog.layers.get(layer.name) is layer for layer in self.layers)
+        """Return whether these layers are still served, and of the set that the model's file is of."""
+        return self.layer_set == catalog.layer_set and all(
+            catalog.layers.get(layer.name) is layer for layer in self.layers
+        )
 
     def output_bytes(self, call: QueryCall) -> int:
         """Return the bytes of the output or the states [K, L, D], in float32."""

@@ -163,15 +163,27 @@ class Telemetry:
         self.metrics.load_failures.labels(code).inc()
         self._log.error("layer_not_loaded", reason=reason)
 
-    def serving(self, names: list[str], num_layers: int) -> None:
+    def serving(self, names: list[str], num_layers: int, layer_set: str = "") -> None:
         """Report what is served from now on: `num_layers` layers, whose `names` also include attention without a layer.
 
         Series of other names are no longer shown.
         """
-        self.metrics.served = frozenset(names)
+        self.metrics.served, self.metrics.layer_set = frozenset(names), layer_set
         now = time.monotonic()
         self._answered_at |= {name: self._answered_at.get(name, now) for name in names}
-        self._log.info("layers_served", layers=num_layers)
+        self._log.info("layers_served", layers=num_layers, **({"layer_set": layer_set} if layer_set else {}))
+
+    def source_checked(self, *, is_recovered: bool) -> None:
+        """Report a look at the source without a fault; after one, log that it is over."""
+        self.metrics.source_checked.set(time.time())
+        if is_recovered:
+            self._log.info("layers_source_recovered")
+
+    def source_failed(self, reason: str, *, is_new: bool) -> None:
+        """Count a look at the source that changed nothing because of a fault; log it if the one before had another."""
+        self.metrics.source_failures.inc()
+        if is_new:
+            self._log.error("layers_source_failed", reason=reason, effect="what is served stays")
 
     def layers_changed(self, action: str, name: str) -> None:
         self._log.info("layers_changed", action=action, layer=name)

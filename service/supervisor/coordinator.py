@@ -18,7 +18,16 @@ import math
 from collections.abc import Callable, Iterable
 
 from service.errors import LayerChanged, NotReady, ServiceError
-from service.supervisor.status import Change, DesiredState, Phase, RolloutOutcome, ServiceStatus, State, WorkerStatus
+from service.supervisor.status import (
+    Change,
+    DesiredState,
+    Phase,
+    RolloutOutcome,
+    ServiceStatus,
+    SourceStatus,
+    State,
+    WorkerStatus,
+)
 
 # Six missed pings.
 MAX_AGE_S = 6.0
@@ -58,6 +67,7 @@ class Coordinator:
     def __init__(self, expected_workers: int, now: Callable[[], float]) -> None:
         self.expected_workers = expected_workers
         self.desired = DesiredState()
+        self._source: SourceStatus | None = None
         self._now = now
         self._paused_s = 0.0
         self._members: dict[int, Member] = {}
@@ -80,7 +90,8 @@ class Coordinator:
         before, member.status = member.status, status
         member.reported_at = self._reported_at = self._time()
         if self.desired.version == 0 and status.found is not None:
-            self.desired = DesiredState(1, layers=status.found)
+            self.desired = DesiredState(1, layers=status.found, layer_set=status.found_set)
+        self._source = status.source or self._source
         if (change := status.change) != before.change:
             self._withdraw(pid)
             if change is not None:
@@ -133,20 +144,25 @@ class Coordinator:
         """Begin the change, or set its outcome if every process serves it already; raise LayerChanged or NotReady."""
         if self._rollout is not None:
             raise NotReady("another change of layers is under way", retry_after_s=1)
-        current = self.desired.layers.get(change.name)
+        current, prepared = self.desired.layers, self.desired.prepare(change.layers, change.layer_set)
         fresh = self._fresh().values()
         num_serving = sum(one.state is State.READY and one.version == self.desired.version for one in fresh)
-        if current == change.digest and num_serving >= self.expected_workers:
+        is_served = (prepared.layers, prepared.layer_set) == (current, self.desired.layer_set)
+        if is_served and num_serving >= self.expected_workers:
             self._members[author].outcome = RolloutOutcome(change.number)
             return
-        if change.digest is not None and current not in (change.seen, change.digest):
+        taken = [
+            digest and current.get(name) not in (change.seen.get(name), digest)
+            for name, digest in change.layers.items()
+        ]
+        if any(taken):
             raise LayerChanged("another change of this layer came first; nothing was changed")
         num_up = sum(one.state in (State.READY, State.FAILED) and one.version > 0 for one in fresh)
         if num_up < self.expected_workers:
             raise NotReady(f"{num_up} of {self.expected_workers} processes are up", retry_after_s=5)
-        outcome = RolloutOutcome(change.number, is_new=current is None)
+        outcome = RolloutOutcome(change.number, is_new=not change.layers.keys() & current.keys())
         self._rollout = Rollout(author, self._time() + change.timeout_s, outcome)
-        self.desired = self.desired.prepare(change.name, change.digest)
+        self.desired = prepared
 
     def _withdraw(self, author: int) -> None:
         """Roll back the change that this process requested, because it no longer waits for the outcome."""
@@ -170,7 +186,7 @@ class Coordinator:
         reason = self.why_not_ready()
         ready = [pid for pid, status in self._fresh().items() if status.state is State.READY]
         for member in self._members.values():
-            status = ServiceStatus(self.desired, reason, ready, member.outcome)
+            status = ServiceStatus(self.desired, reason, ready, member.outcome, self._source)
             if status != member.sent:
                 member.sent = status
                 member.send(status)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
@@ -38,8 +38,8 @@ R = TypeVar("R")
 class LayerRegistry:
     """`catalog` is None until the first layers are loaded, `applied` (the last desired state) has version 0 until then.
 
-    `fault` is the first error of the last desired state: a layer of it is not served. `refusal` is the error of the layer that
-    this state changes, and only it blocks the change: a layer that failed earlier must not block the change that may repair it.
+    `fault` is the first error of the last desired state: a layer of it is not served. `refusal` is that of a layer that this
+    state changes, and only it blocks the change: a layer that failed earlier must not block the change that may repair it.
     A `refusal` of another class than LayerNotLoaded says that the file is not the version that the state names.
     """
 
@@ -87,6 +87,11 @@ class LayerRegistry:
             raise LayerError("the layer directory holds no layer that can be served; `layers import` puts one there")
         return dict(self._loaded.keys())
 
+    async def load_set(self, layer_set: str, layers: Mapping[str, str]) -> None:
+        """Load the layers of a set; raises LayerError if one fails."""
+        for name, digest in layers.items():
+            await self._load(name, digest, layer_set)
+
     async def digest(self, name: str) -> str:
         """Return the digest of the layer that the directory has under that name now; raises LayerError and its subclasses."""
         return (await self.read(self._digest_thread, self._store.load, name)).digest
@@ -104,19 +109,19 @@ class LayerRegistry:
         is_retry = desired.version == self.applied.version
         refusals: dict[tuple[str, str], LayerError] = {}
         for key in sorted(desired.loaded - self._loaded.keys()):
-            if key in self._refusals and not is_retry and key[0] != desired.changed_layer:
+            if key in self._refusals and not is_retry and key[0] not in desired.changed:
                 refusals[key] = self._refusals[key]
                 continue
             try:
-                await self._load(*key)
+                await self._load(*key, desired.set_of(key))
             except LayerError as error:
                 refusals[key] = type(error)(error.message)  # without its traceback, which holds the tensors
         self._refusals, self.applied = refusals, desired
         self._serve(desired)
         first = next((refusals[key] for key in desired.layers.items() if key in refusals), None)
         before, self.fault = self.fault, None if first is None else first.message
-        changed_layer = desired.changed_layer
-        self.refusal = refusals.get((changed_layer, desired.layers.get(changed_layer, "")))
+        changed = ((name, desired.layers.get(name, "")) for name in desired.changed)
+        self.refusal = next((refusals[key] for key in changed if key in refusals), None)
         if first is not None and self.fault != before:  # report it once, not at every retry
             self._telemetry.layer_not_loaded(first.message, first.code)
 
@@ -135,16 +140,17 @@ class LayerRegistry:
         self._loaded = {key: layer for key, layer in self._loaded.items() if key in desired.loaded}
         served = {key[0]: self._loaded[key] for key in sorted(desired.served.items()) if key in self._loaded}
         awaited = frozenset(desired.served.keys() - served.keys())
-        before, self.catalog = self.catalog, Catalog(served, awaited, self._attention)
-        if before is None or before.names() != self.catalog.names():
-            self._telemetry.serving([model.name for model in self.catalog.models()], len(self.catalog.layers))
+        before, self.catalog = self.catalog, Catalog(served, awaited, self._attention, desired.served_set)
+        if before is None or (before.names(), before.layer_set) != (self.catalog.names(), self.catalog.layer_set):
+            names = [model.name for model in self.catalog.models()]
+            self._telemetry.serving(names, len(self.catalog.layers), self.catalog.layer_set)
         if len(self._loaded) < num_before:
             del before  # the last reference, unless a request was admitted with a released layer
             self.release_memory()
 
-    async def _load(self, name: str, digest: str | None = None) -> None:
+    async def _load(self, name: str, digest: str | None = None, layer_set: str = "") -> None:
         """Load a layer, with that digest if one is given; raises LayerError if the directory has none (any more, or yet)."""
-        stored = await self.read(self._load_thread, self._store.load, name)
+        stored = await self.read(self._load_thread, self._store.of_set(layer_set).load, name)
         if digest not in (None, stored.digest):
             raise LayerError(f'layer "{name}": the file in the layer directory is not the version that is served')
         loaded = await self.load_on_engine(f'layer "{stored.name}"', partial(Layer, stored.spec, stored.tensors))
@@ -175,9 +181,9 @@ class LayerRegistry:
 class Reconciler:
     """Applies desired states to the registry, and calls `acknowledge` after each.
 
-    While there is no state (version 0), a process proposes what it found in the directory. Then it serves what that says, not
-    what the directory holds by then. A layer that could not be loaded is tried again after `retry_s`, because a missing file may
-    return, and not when another state arrives.
+    While there is no state (version 0), a process that `proposes` proposes what it found in the directory. Then it serves what
+    the state says, not what the directory holds by then. A layer that could not be loaded is tried again after `retry_s`, because
+    a missing file may return, and not when another state arrives.
     """
 
     registry: LayerRegistry
@@ -185,6 +191,7 @@ class Reconciler:
     clock: Clock
     retry_s: float
     acknowledge: Callable[[], object]
+    proposes: bool = True
     _checked: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
     _applying: tuple[DesiredState, asyncio.Task[None]] | None = None
     _retry_at: float = 0.0
@@ -199,11 +206,11 @@ class Reconciler:
         """Load the first layers; raises LayerError if the directory cannot be served."""
         while not self.channel.has_heard:
             await self._check()
-        if self.channel.service.desired.version == 0:
+        if self.proposes and self.channel.service.desired.version == 0:
             self.channel.report(found=await self.registry.load_directory(strict=strict))
         while self.channel.service.desired.version == 0:
             await self._check()
-        self.channel.report(found=None)
+        self.channel.report(found=None, found_set="")
         await self._apply(self.channel.service.desired)
 
     async def run(self) -> None:

@@ -1,4 +1,4 @@
-"""LayerRollout: loads, replaces or unloads a layer at run time, in all processes or in none.
+"""LayerRollout: loads, replaces or unloads a layer at run time, or exchanges the set, in all processes or in none.
 
 It reads the layer's digest and asks the coordinator (`supervisor/coordinator.py`) for the rollout. Must not know: HTTP, how a
 process applies a desired state (`worker/layer_registry.py`).
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Mapping
 
 from service.errors import (
     Draining,
@@ -68,7 +69,7 @@ class LayerRollout:
 
     async def put(self, name: str) -> tuple[ServedLayer, bool]:
         """Make every process serve the layer's current file; return the layer and whether its name is new."""
-        seen, reason = self._settled(name).layers.get(name), None
+        seen, reason = self._settled(name).layers, None
         try:
             # Read before the change begins: a file may be slow to read, and most often there is nothing to change.
             async with asyncio.timeout(self.timeout_s):
@@ -83,7 +84,7 @@ class LayerRollout:
         # Raised outside the handler: the traceback of the caught error would keep the layer's tensors.
         if reason is not None:
             raise InvalidInput(reason) if is_invalid else NotReady(f"{reason}; nothing was changed", retry_after_s=5)
-        catalog, is_new = await self._roll_out(name, digest, seen)
+        catalog, is_new = await self._roll_out({name: digest}, seen)
         assert catalog is not None, "the change succeeded, but this process has no catalog. This is a bug."
         self.telemetry.layers_changed("put", name)
         return catalog.get(name), is_new
@@ -92,17 +93,24 @@ class LayerRollout:
         """Make every process stop serving the layer."""
         if name not in self._settled(name).layers:
             raise LayerNotFound(NOT_SERVED)
-        await self._roll_out(name, None, None)
+        await self._roll_out({name: None}, {})
         self.telemetry.layers_changed("drop", name)
 
+    async def put_set(self, layer_set: str, layers: Mapping[str, str]) -> None:
+        """Make every process serve these layers, of the set of that digest, and no other layer."""
+        before = self._unchanging().layers
+        await self._roll_out({**dict.fromkeys(before), **layers}, before, layer_set)
+
     def _settled(self, name: str) -> DesiredState:
-        """Return the current state; raise LayersFixed, LayerNotFound for a name that no layer can have, Draining after `close`,
-        and NotReady while layers are loaded or changed.
-        """
+        """Return the current state; raise LayersFixed, LayerNotFound for a name that no layer can have, Draining and NotReady."""
         if self.fixed:
             raise LayersFixed(self.fixed)
         if NAME.fullmatch(name) is None:
             raise LayerNotFound(NOT_SERVED)
+        return self._unchanging()
+
+    def _unchanging(self) -> DesiredState:
+        """Return the current state; raise Draining after `close`, NotReady while layers are loaded or changed."""
         desired = self.channel.service.desired
         if self._is_closed:
             raise Draining("the service is shutting down and changes no layers")
@@ -112,13 +120,18 @@ class LayerRollout:
             raise NotReady("another change of layers is under way", retry_after_s=1)
         return desired
 
-    async def _roll_out(self, name: str, digest: str | None, seen: str | None) -> tuple[Catalog | None, bool]:
-        self._settled(name)
+    async def _roll_out(
+        self, layers: Mapping[str, str | None], before: Mapping[str, str], layer_set: str = ""
+    ) -> tuple[Catalog | None, bool]:
+        desired = self._unchanging()
+        num_loads = sum(desired.layers.get(name) != digest for name, digest in layers.items())
+        timeout_s = self.timeout_s * max(1, num_loads)
+        seen = {name: before[name] for name in layers if name in before}
         self._number += 1
         self._ended = asyncio.get_running_loop().create_future()
-        self.channel.report(change=Change(self._number, name, digest, seen, self.timeout_s))
+        self.channel.report(change=Change(self._number, layers, seen, timeout_s, layer_set))
         try:
-            async with asyncio.timeout(self.timeout_s + REPLY_S):
+            async with asyncio.timeout(timeout_s + REPLY_S):
                 outcome, catalog = await self._ended
         except TimeoutError:
             raise NotReady(

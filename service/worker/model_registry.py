@@ -61,6 +61,11 @@ class ModelRegistry:
             raise copy.copy(found)  # each request raises its own
         return found
 
+    @property
+    def _files(self) -> ModelStore:
+        catalog = self._layers.catalog
+        return self._store if catalog is None else self._store.of_set(catalog.layer_set)
+
     def in_use(self) -> list[ServedModel]:
         """Return the models that are used; release those whose layers are no longer served."""
         for name in list(self._used):
@@ -101,7 +106,7 @@ class ModelRegistry:
             raise NotReady("layers are being loaded")
         about = None
         try:
-            about = await self._layers.read(self._header_thread, self._store.about, name)
+            about = await self._layers.read(self._header_thread, self._files.about, name)
             layers = find_layers(about, catalog)
             stamp = await self._stamp(name)
         except LayerMissing:
@@ -114,7 +119,7 @@ class ModelRegistry:
     async def _stamp(self, name: str) -> tuple[int, ...] | None:
         """Return what changes if the file is replaced; None without one."""
         try:
-            found = await self._layers.read(self._header_thread, self._store.file(name).stat)
+            found = await self._layers.read(self._header_thread, self._files.file(name).stat)
         except OSError:
             return None
         return found.st_mtime_ns, found.st_size, found.st_ino
@@ -142,18 +147,18 @@ class ModelRegistry:
     async def _read(self, name: str) -> ServedModel:
         catalog = self._layers.catalog
         assert catalog is not None, "a request for a model was admitted without layers. This is a bug."
-        parts = await self._layers.read(self._load_thread, _parts, self._store, name, catalog)
+        parts = await self._layers.read(self._load_thread, _parts, self._files, name, catalog)
         about, layers, tokenizer, stored = parts
 
         def build(*, dtype: torch.dtype, device: torch.device) -> Variant:  # noqa: ARG001 (a model has one)
             return Encoder(stored.pop(), [layer.loaded for layer in layers], device=device)
 
         loaded = await self._layers.load_on_engine(f'model "{name}"', build, may_block=False)
-        return ServedModel(about, tokenizer, layers, loaded)
+        return ServedModel(about, tokenizer, layers, loaded, catalog.layer_set)
 
     async def _names(self) -> list[str]:
         try:
-            names = await self._layers.read(self._header_thread, self._store.names)
+            names = await self._layers.read(self._header_thread, self._files.names)
         except LayerError as error:
             raise NotReady(error.message, retry_after_s=RETRY_S) from None
         return [name for name in names if name != SDPA]

@@ -79,7 +79,8 @@ class Readiness:
     @property
     def reason(self) -> str:
         """Why no layer can be served."""
-        return self._given_up or LOADING
+        source = self.channel.service.source
+        return self._given_up or self.registry.fault or (source and source.fault) or LOADING
 
     async def may_listen(self) -> None:
         """Return when the port may open. If other processes serve, that is after the load: the kernel sends connections to every

@@ -3,7 +3,8 @@
 Invariants: A layer is served only after the engine has checked it with real forward passes. Shutdown settles every accepted
 request, and waits at most CLOSE_S for the threads.
 Tasks besides the batcher's (the named exceptions of `docs/internals/decisions.md`): one loads layers, then sends heartbeats; one
-applies the desired state; one watches the steps of loads; one watches the keys file, if there is one.
+applies the desired state; one watches the steps of loads; one watches the keys file, if there is one; one follows the source of
+layers, if there is one.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import gc
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Executor, ThreadPoolExecutor
+from datetime import UTC, datetime
 from typing import Any, NoReturn
 
 import torch
@@ -22,7 +24,7 @@ import torch
 from service.api.auth.key_ring import KeyFile
 from service.api.outer_middleware import LayerTotals
 from service.api.request_context import SharedState
-from service.api.routes import Layer, LayerLimits, Numerics
+from service.api.routes import Layer, LayerLimits, Numerics, ServedSet
 from service.api.shared_work import Throttle
 from service.attention.call import Answer
 from service.attention.engine import Engine, EngineOptions, LayerCall, fingerprint, pick_device
@@ -32,14 +34,18 @@ from service.batching.batcher import Batcher
 from service.batching.engine_protocol import STUCK_CHECKS
 from service.errors import EngineDown, ServiceError
 from service.layers.catalog import Catalog, ServedLayer
+from service.layers.layer_set import SetCache
+from service.layers.set_source import SetSource
 from service.layers.store import Store
 from service.limits import batch_limits, context_limits, queue_limits
 from service.loop_time import LoopClock
 from service.models.stored_model import ModelStore
 from service.observability.telemetry import Telemetry
 from service.settings import Settings
+from service.supervisor.status import SourceStatus
 from service.supervisor.supervisor import CLOSE_S, EXIT_ENGINE_DOWN, EXIT_FAILED, EXIT_REFUSED
 from service.worker.control_channel import ControlChannel
+from service.worker.layer_follower import FIXED, LayerFollower
 from service.worker.layer_registry import LayerRegistry, Reconciler
 from service.worker.layer_rollout import LayerRollout
 from service.worker.model_registry import ModelRegistry
@@ -85,7 +91,7 @@ class Service:
         layers_fixed: str = "",
     ) -> None:
         self.settings = settings
-        self.layers_fixed = layers_fixed
+        self.layers_fixed = FIXED if settings.layers_source else layers_fixed
         self.telemetry = telemetry
         self._channel = channel
         self._leave = leave
@@ -102,7 +108,7 @@ class Service:
         self._heap = Heap()
         self.numerics = fingerprint(options)
         self.keys = None if settings.api_keys_file is None else KeyFile(settings.api_keys_file, telemetry)
-        self._rollout = rollout = LayerRollout(registry, channel, telemetry, settings.layer_change_s, layers_fixed)
+        self._rollout = rollout = LayerRollout(registry, channel, telemetry, settings.layer_change_s, self.layers_fixed)
         self.put_layer, self.drop_layer = rollout.put, rollout.drop
         self.rendering: Executor = ThreadPoolExecutor(1, thread_name_prefix="rendering")
         self.metrics_text = Throttle(self._render, LoopClock()).get
@@ -111,6 +117,11 @@ class Service:
         )
         self.why_not_ready = self.readiness.why_not_ready
         self._reconciler = Reconciler(registry, channel, LoopClock(), settings.probe_s, self.readiness.state_applied)
+        self._follower: LayerFollower | None = None
+        if settings.layers_source:
+            cache = SetCache(settings.layers_dir, SetSource(settings.layers_source), settings.max_layer_bytes)
+            poll_s, self._reconciler.proposes = settings.layers_source_poll_s, False
+            self._follower = LayerFollower(cache, registry, channel, rollout, telemetry, poll_s)
         self._tasks: list[asyncio.Task[None]] = []
         self._is_over = False
         telemetry.built(self.numerics, settings.queue_capacity, settings.queue_bytes, settings.workers)
@@ -122,7 +133,8 @@ class Service:
 
     async def start(self) -> None:
         """Start the tasks; return before the layers are loaded, but after the API keys are read."""
-        self._channel.open(self.readiness.check, self._reconciler.check, self._rollout.check)
+        heard = () if self._follower is None else (self._follower.heard.set,)
+        self._channel.open(self.readiness.check, self._reconciler.check, self._rollout.check, *heard)
         if self.keys is not None:
             try:
                 await self.keys.open()
@@ -133,10 +145,14 @@ class Service:
         self.batcher.start()
         self._start_task(self._load_and_beat(), "heartbeat")
         self._start_task(watch_loads(self.engine, self.settings.stuck_s), "loads")
+        if self._follower is not None:
+            self._start_task(self._follower.run(), "layers-source")
 
     def begin_drain(self) -> None:
         """Turn readiness off at once and withdraw a change of layers; requests are still served until the listener closes."""
         self._rollout.close()
+        if self._follower is not None:
+            self._follower.stop()
         self.readiness.drain()
 
     def is_over(self) -> bool:
@@ -161,6 +177,8 @@ class Service:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
+        if self._follower is not None:
+            self._follower.close()
         await self.batcher.stop()
         self.telemetry.sample(self.engine)  # counts the work since the last heartbeat
         self.models.close()
@@ -191,6 +209,17 @@ class Service:
                 table_bytes=settings.max_table_bytes,
                 timeout_ms=settings.request_timeout_ms,
             ),
+        )
+
+    def served_set(self, catalog: Catalog) -> ServedSet | None:
+        """Return the set whose layers are served, and what is known of its source; None without a source."""
+        if self._follower is None:
+            return None
+        found = self._channel.service.source or SourceStatus()
+        since, checked = (datetime.fromtimestamp(at, UTC) if at else None for at in (found.since, found.checked))
+        source = self._follower.cache.source.shown
+        return ServedSet(
+            digest=catalog.layer_set, source=source, since=since, checked=checked, fault=found.fault or None
         )
 
     def example_layer(self) -> tuple[str, LayerSpec] | None:

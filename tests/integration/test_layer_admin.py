@@ -362,7 +362,7 @@ def test_openapi_describes_the_admin_routes_with_examples(service):
         page = (await one.client.get("/openapi.json")).json()["paths"]["/v1/layers/{layer}"]
         assert set(page) == {"get", "put", "delete"}
         assert set(page["put"]["responses"]) == {"200", "201", "401", "403", "404", "409", "422", "503"}
-        assert set(page["delete"]["responses"]) == {"204", "401", "403", "404", "503"}
+        assert set(page["delete"]["responses"]) == {"204", "401", "403", "404", "409", "503"}
         for method in ("put", "delete"):
             assert page[method]["parameters"][0]["example"] == "cross"
 

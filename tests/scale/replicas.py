@@ -53,8 +53,10 @@ class Replica:
 
     def kill(self) -> None:
         """SIGKILL for the whole tree, and wait until it is gone."""
+        pids = self._tree()
         self._signal(signal.SIGKILL)
         self._wait()
+        processes.eventually(lambda: not any(map(processes.is_alive, pids)), "its processes are gone", STOP_S)
 
     def drain(self) -> None:
         """SIGTERM, as an orchestrator sends it: to the first process."""
@@ -76,6 +78,13 @@ class Replica:
         self.thaw()
         self.drain()
         self.drained()
+
+    def restore(self) -> None:
+        """Make it ready again, whatever a test did to it."""
+        if self._has_ended():
+            self.start()
+        self.thaw()
+        self.ready()
 
     def end(self) -> None:
         """Whatever state it is in."""

@@ -63,7 +63,7 @@ def plant() -> None:
         self.applied = desired
         self._serve(desired)
         missing = {name: errors[name] for name, digest in desired.layers.items() if (name, digest) not in self._loaded}
-        self.refusal = LayerError(missing[desired.changed_layer].message) if desired.changed_layer in missing else None
+        self.refusal = next((LayerError(missing[name].message) for name in desired.changed if name in missing), None)
 
     LayerRegistry.apply = apply  # type: ignore[method-assign]
 

@@ -1124,53 +1124,130 @@ async def test_before_http_1_1_a_short_answer_has_its_length():
     assert room.wire.events == ["close"]
 
 
-# Shed, because another process has joined
+# Overdue: above its age, or shed because another process has joined
+
+AGED = dataclasses.replace(LIMITS, max_age_s=50)
+OVERDUE = pytest.mark.parametrize("is_shed", [True, False], ids=["shed", "aged"])
 
 
-@on_the_loop
-async def test_a_shed_connection_ends_with_its_next_answer_and_not_before_D9():
-    room = Room()
+async def overdue(is_shed: bool) -> Room:
+    """A connection that has had one answer and is overdue, by either cause."""
+    room = Room(shared=Shared(LIMITS if is_shed else AGED, draw=lambda: 0))
     await room.send(post())
-    room.connection.shed()
-    await turns()
+    if is_shed:
+        room.connection.shed()
+    else:
+        await room.advance(50)
     assert room.wire.events == []
     assert b"connection: close" not in room.wire.written
-    await room.send(post())
-    assert room.statuses == [200, 200]
+    return room
+
+
+async def ends(room: Room, num_answers: int) -> None:
+    """Check that the last answer, and no other, said so, and that the connection closes behind it without a reset."""
+    assert room.statuses == [200] * num_answers
     assert room.wire.written.count(b"connection: close") == 1
-    assert room.wire.events == ["close"]
+    assert b"connection: close" in room.wire.written.rpartition(b"HTTP/1.1 ")[2]
+    assert room.wire.events == ["eof"]
+    await room.advance(RESPONSE_LINGER_S)
+    assert room.wire.events == ["eof", "close"]
 
 
+@OVERDUE
 @on_the_loop
-async def test_an_answer_not_yet_begun_is_the_last_of_a_shed_connection():
-    room = Room()
+async def test_an_overdue_connection_ends_with_its_next_answer_and_not_before_D9(is_shed):
+    room = await overdue(is_shed)
+    await room.advance(20)
+    assert room.wire.events == []
+    await room.send(post())
+    await ends(room, 2)
+
+
+@OVERDUE
+@on_the_loop
+async def test_an_answer_not_yet_begun_is_the_last_of_an_overdue_connection(is_shed):
+    room = Room(shared=Shared(LIMITS if is_shed else AGED))
     await room.send(post(b"/held"))
-    room.connection.shed()
+    if is_shed:
+        room.connection.shed()
+    else:
+        await room.advance(50)
     room.echo.gate.set()
     await turns()
-    assert room.wire.written.count(b"connection: close") == 1
-    assert room.wire.events == ["close"]
+    await ends(room, 1)
 
 
+@OVERDUE
 @on_the_loop
-async def test_pipelined_requests_are_answered_before_a_shed_connection_ends():
-    room = Room()
-    room.connection.shed()
+async def test_pipelined_requests_are_answered_before_an_overdue_connection_ends(is_shed):
+    room = await overdue(is_shed)
     await room.send(post(b"/held") + post(b"/2") + post(b"/3"))
     room.echo.gate.set()
     await turns(60)
-    assert room.statuses == [200] * 3
+    await ends(room, 4)
+
+
+@OVERDUE
+@on_the_loop
+async def test_a_request_behind_the_last_answer_of_an_overdue_connection_is_dropped_without_a_reset(is_shed):
+    room = await overdue(is_shed)
+    await room.send(post(), post())
+    await ends(room, 2)
+
+
+@OVERDUE
+@on_the_loop
+async def test_the_rest_of_a_body_is_not_waited_for_on_an_overdue_connection(is_shed):
+    room = await overdue(is_shed)
+    await room.send(post(b"/early", b"x" * 100)[:-1])
+    assert room.statuses == [200, 404]
     assert room.wire.written.count(b"connection: close") == 1
+    assert room.wire.events == ["eof"]
+
+
+@OVERDUE
+@on_the_loop
+async def test_over_tls_an_overdue_connection_ends_without_half_a_close(is_shed):
+    room = await overdue(is_shed)
+    room.wire.is_tls = True
+    await room.send(post())
+    assert room.wire.events == []
+    await room.advance(RESPONSE_LINGER_S)
     assert room.wire.events == ["close"]
 
 
 @on_the_loop
-async def test_the_rest_of_a_body_is_not_waited_for_on_a_shed_connection():
+async def test_a_body_that_arrives_while_its_connection_comes_of_age_is_read_and_answered():
+    room = Room(AGED)
+    request = post(b"/", b"x" * 1000)
+    await room.send(request[:-900])
+    await room.advance(60)
+    await room.send(request[-900:])
+    assert room.echo.seen == [("POST", "/", b"x" * 1000)]
+    await ends(room, 1)
+
+
+@pytest.mark.parametrize(("drawn", "age_s"), [(0.0, 50), (0.5, 45), (1.0, 40)])
+@on_the_loop
+async def test_each_connection_draws_its_own_age(drawn, age_s):
+    room = Room(shared=Shared(AGED, draw=lambda: drawn))
+    await room.send(post())
+    await room.advance(age_s - 1)
+    await room.send(post())
+    assert b"connection: close" not in room.wire.written
+    await room.advance(1)
+    await room.send(post())
+    await ends(room, 3)
+
+
+@on_the_loop
+async def test_without_a_limit_no_age_ends_a_connection():
     room = Room()
-    room.connection.shed()
-    await room.send(post(b"/early", b"x" * 100)[:-1])
-    assert room.wire.written.count(b"connection: close") == 1
-    assert room.wire.events == ["eof"]
+    for _ in range(50):
+        await room.send(post())
+        await room.advance(70)
+    assert room.statuses == [200] * 50
+    assert b"connection: close" not in room.wire.written
 
 
 # Over TLS, where one end cannot be closed without the other

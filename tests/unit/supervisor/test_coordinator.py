@@ -47,7 +47,7 @@ class Process:
 
     def ask(self, name: str, digest: str | None, seen: str | None = None) -> None:
         number = 1 if self.service.outcome is None else self.service.outcome.number + 1
-        self.report(change=Change(number, name, digest, seen, TIMEOUT_S))
+        self.report(change=Change(number, {name: digest}, {} if seen is None else {name: seen}, TIMEOUT_S))
 
     @property
     def service(self) -> ServiceStatus:
@@ -326,7 +326,7 @@ def test_an_author_that_no_longer_waits_rolls_back(service, phase, how):
     if how == "dies":
         service.coordinator.leave(11)
     else:
-        service.one.report(change=None if how == "withdraws" else Change(2, "a", "sha256:8", None, TIMEOUT_S))
+        service.one.report(change=None if how == "withdraws" else Change(2, {"a": "sha256:8"}, {}, TIMEOUT_S))
     assert service.phase == (Phase.SETTLED, OLD)
     if how == "asks for another":
         assert fails(service.one.outcome, LayerChanged, "came first")
@@ -428,7 +428,10 @@ class AnyOrder(RuleBasedStateMachine):
 
     def succeeded(self, change: Change) -> None:
         """Check at the moment of the outcome: the next change may follow at once."""
-        if any(worker.applied.served.get(change.name) != change.digest for worker in self.workers):
+        for served in (worker.applied.served for worker in self.workers):
+            if any(served.get(name) != digest for name, digest in change.layers.items()):
+                self.wrong.append(change)
+        if change.layer_set and any(worker.applied.served_set != change.layer_set for worker in self.workers):
             self.wrong.append(change)
 
     def go_on(self) -> None:
@@ -469,11 +472,19 @@ class AnyOrder(RuleBasedStateMachine):
     def an_admin_asks(self, number: int, name: str, digest: str | None) -> None:
         worker = self.workers[number]
         if worker.status.change is None and worker.applied.version:
-            self.ask(worker, name, digest)
+            self.ask(worker, {name: digest})
 
-    def ask(self, worker: Worker, name: str, digest: str | None) -> None:
-        seen = worker.service.desired.layers.get(name)
-        worker.changes.append(Change(len(worker.changes) + 1, name, digest, seen, TIMEOUT_S))
+    @rule(number=workers_, layers=st.dictionaries(st.sampled_from("abc"), st.sampled_from(["v1", "v2"])))
+    def a_follower_asks(self, number: int, layers: dict[str, str]) -> None:
+        worker = self.workers[number]
+        if worker.status.change is None and worker.applied.version:
+            self.ask(
+                worker, {**dict.fromkeys(worker.service.desired.layers), **layers}, f"set of {sorted(layers.items())}"
+            )
+
+    def ask(self, worker: Worker, layers: dict[str, str | None], layer_set: str = "") -> None:
+        seen = worker.service.desired.layers
+        worker.changes.append(Change(len(worker.changes) + 1, layers, seen, TIMEOUT_S, layer_set))
         worker.report(change=worker.changes[-1])
 
     @rule(number=workers_)
@@ -506,6 +517,9 @@ class AnyOrder(RuleBasedStateMachine):
         for worker in self.workers:
             is_current = worker.applied.version == desired.version
             assert not is_current or worker.applied.served in (settled, desired.layers)
+            assert not desired.served_set or desired.served_set == f"set of {sorted(desired.served.items())}", (
+                "of one set"
+            )
             is_early = worker.applied.phase is Phase.SERVE and worker.applied.version not in self.prepared
             assert not is_early, "it serves a layer that some process was not prepared for"
 
@@ -531,7 +545,7 @@ class AnyOrder(RuleBasedStateMachine):
         assert desired.phase is Phase.SETTLED
         assert all(worker.applied == desired for worker in self.workers), "all or none"
         assert self.coordinator.why_not_ready() is None
-        self.ask(self.workers[0], "a", "v9")
+        self.ask(self.workers[0], {"a": "v9"})
         self.go_on()
         assert self.wrong == []
         assert {worker.applied.layers.get("a") for worker in self.workers} == {"v9"}, "no rollout is in progress"

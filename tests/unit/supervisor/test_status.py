@@ -14,23 +14,27 @@ from service.supervisor.status import (
     Phase,
     RolloutOutcome,
     ServiceStatus,
+    SourceStatus,
     State,
     WorkerStatus,
 )
 
-CHANGE = Change(3, "a", "sha256:1", None, 30.0)
+CHANGE = Change(3, {"a": "sha256:1", "b": None}, {"a": "sha256:0"}, 30.0, "sha256:5")
+SOURCE = SourceStatus("away", 1.5, 2.5)
 GOOD = dataclasses.asdict(WorkerStatus(State.READY, "é\ud800\n", 7, "no memory", True, {"a": "sha256:1"}, CHANGE))
-BEGUN = DesiredState(4, Phase.SETTLED, {"a": "sha256:1"}).prepare("b", "sha256:2")
+BEGUN = DesiredState(4, Phase.SETTLED, {"a": "sha256:1"}).prepare({"b": "sha256:2"})
 
 
 def sent(message):
     return json.loads(json.dumps(dataclasses.asdict(message)))
 
 
-@pytest.mark.parametrize("change", [None, CHANGE, Change(1, "a", None, None, 0.2)])
+@pytest.mark.parametrize("change", [None, CHANGE, Change(1, {"a": None}, {}, 0.2)])
 @pytest.mark.parametrize("state", State)
 def test_the_report_of_a_worker_is_read_back(state, change):
-    status = WorkerStatus(state, "é\ud800\n", 7, "no memory", is_file_changed=True, found={"a": "x"}, change=change)
+    status = WorkerStatus(
+        state, "é\ud800\n", 7, "no memory", is_file_changed=True, found={"a": "x"}, change=change, source=SOURCE
+    )
     assert WorkerStatus.parse(sent(status)) == status
 
 
@@ -39,7 +43,7 @@ def test_the_report_of_a_worker_is_read_back(state, change):
 )
 @pytest.mark.parametrize("desired", [DesiredState(), BEGUN, BEGUN.serve()])
 def test_the_report_of_the_supervisor_is_read_back(desired, outcome):
-    status = ServiceStatus(desired, "1 of 2 processes is starting", [12, 11], outcome)
+    status = ServiceStatus(desired, "1 of 2 processes is starting", [12, 11], outcome, SOURCE)
     assert ServiceStatus.parse(sent(status)) == status
 
 
@@ -56,8 +60,11 @@ def test_the_report_of_the_supervisor_is_read_back(desired, outcome):
         {**GOOD, "found": ["a"]},
         {**GOOD, "found": {"a": 1}},
         {**GOOD, "change": {"number": 1}},
-        {**GOOD, "change": {**GOOD["change"], "name": ["a"]}},
-        {**GOOD, "change": {**GOOD["change"], "digest": []}},
+        {**GOOD, "change": {**GOOD["change"], "layers": ["a"]}},
+        {**GOOD, "change": {**GOOD["change"], "layers": {"a": 1}}},
+        {**GOOD, "change": {**GOOD["change"], "seen": {"a": []}}},
+        {**GOOD, "change": {**GOOD["change"], "layer_set": None}},
+        {**GOOD, "source": {"fault": "away"} | {"since": "today"}},
         {**GOOD, "change": {**GOOD["change"], "timeout_s": "long"}},
         {**GOOD, "change": {**GOOD["change"], "timeout_s": float("nan")}},
         {**GOOD, "change": {**GOOD["change"], "timeout_s": float("inf")}},
@@ -97,7 +104,7 @@ OLD, NEW = {"a": "sha256:1", "b": "sha256:2"}, {"a": "sha256:3", "b": "sha256:2"
 
 def test_a_rollout_serves_the_old_layers_until_all_are_ready_and_holds_both_until_all_serve():
     before = DesiredState(4, Phase.SETTLED, OLD)
-    prepare = before.prepare("a", "sha256:3")
+    prepare = before.prepare({"a": "sha256:3"})
     serve = prepare.serve()
     after = serve.settle()
     assert [desired.version for desired in (before, prepare, serve, after)] == [4, 5, 6, 7]
@@ -117,14 +124,14 @@ def test_a_rollout_serves_the_old_layers_until_all_are_ready_and_holds_both_unti
     ids=["drop", "add", "same"],
 )
 def test_a_rollout_changes_one_layer(name, digest, layers):
-    desired = DesiredState(4, Phase.SETTLED, OLD).prepare(name, digest)
-    assert (desired.layers, desired.previous, desired.changed_layer) == (layers, OLD, name)
-    assert desired.serve().changed_layer == name
+    desired = DesiredState(4, Phase.SETTLED, OLD).prepare({name: digest})
+    assert (desired.layers, desired.previous, desired.changed) == (layers, OLD, (name,))
+    assert desired.serve().changed == (name,)
     assert desired.serve().settle() == DesiredState(7, Phase.SETTLED, layers)
 
 
 @pytest.mark.parametrize("steps", [1, 2])
 def test_an_abort_restores_the_old_layers_from_either_phase(steps):
-    desired = DesiredState(4, Phase.SETTLED, OLD).prepare("a", "sha256:3")
+    desired = DesiredState(4, Phase.SETTLED, OLD).prepare({"a": "sha256:3"})
     desired = desired.serve() if steps == 2 else desired
     assert desired.abort() == desired.abort().abort() == DesiredState(desired.version + 1, Phase.SETTLED, OLD)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -46,6 +46,9 @@ class Directory:
     def put(self, name: str, content: str) -> None:
         self.num_writes += 1
         self.files[name] = content
+
+    def of_set(self, _: str) -> Self:
+        return self
 
     def names(self) -> list[str]:
         return sorted(name for name, content in self.files.items() if content != NONE)

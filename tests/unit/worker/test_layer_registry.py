@@ -7,7 +7,7 @@ import gc
 import weakref
 from concurrent.futures import Future
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -27,6 +27,9 @@ class Directory:
     def __init__(self, **files: Any) -> None:
         self.files = files
         self.reads: list[str] = []
+
+    def of_set(self, _: str) -> Self:
+        return self
 
     def names(self) -> list[str]:
         return sorted(self.files)
@@ -65,7 +68,7 @@ class Listener:
     def layer_refused(self, name: str, error: LayerError) -> None:
         self.refused.append((name, error.message))
 
-    def serving(self, names: list[str], num_layers: int) -> None: ...
+    def serving(self, names: list[str], num_layers: int, layer_set: str = "") -> None: ...
 
     def layer_not_loaded(self, reason: str, code: str) -> None:
         self.missing.append(reason)
@@ -167,11 +170,11 @@ FOUND = {
 @pytest.mark.parametrize(("found", "refusal"), FOUND.values(), ids=FOUND)
 def test_a_file_that_changes_during_prepare_is_only_an_objection_D1(room, found, refusal):
     room.directory.files["a"] = found
-    room.apply(SETTLED.prepare("a", "new"))
+    room.apply(SETTLED.prepare({"a": "new"}))
     assert repr(room.registry.refusal) == repr(refusal)
     assert room.served == SETTLED.layers
     assert room.directory.reads == ["a"]
-    back = SETTLED.prepare("a", "new").abort()
+    back = SETTLED.prepare({"a": "new"}).abort()
     room.directory.files["still"] = LayerMissing("nobody reads it")
     room.apply(back)
     assert (room.served, room.registry.refusal, room.registry.fault) == (SETTLED.layers, None, None)
@@ -188,7 +191,7 @@ def test_a_file_that_changes_during_prepare_is_only_an_objection_D1(room, found,
 def test_a_layer_that_the_engine_cannot_load_is_no_objection_to_its_file(room, error, why):
     room.directory.files["a"] = "new"
     room.engine.error = error
-    room.apply(SETTLED.prepare("a", "new"))
+    room.apply(SETTLED.prepare({"a": "new"}))
     assert repr(room.registry.refusal) == repr(LayerNotLoaded(f'layer "a": {why}'))
     assert room.served == SETTLED.layers
 
@@ -199,7 +202,7 @@ def test_a_process_that_starts_during_a_rollout_loads_the_version_of_the_file_an
     fresh = Room()
     fresh.registry._loaded.clear()
     fresh.directory.files["a"] = file
-    desired = SETTLED.prepare("a", "new")
+    desired = SETTLED.prepare({"a": "new"})
     for phase in (desired, desired.serve()):
         fresh.apply(phase)
         wanted = {"a": phase.served["a"]} if phase.served["a"] == file else {}
@@ -209,7 +212,7 @@ def test_a_process_that_starts_during_a_rollout_loads_the_version_of_the_file_an
 
 
 def test_a_missing_layer_is_reported_once_for_many_attempts(room):
-    room.apply(SETTLED.prepare("a", None).serve().settle())
+    room.apply(SETTLED.prepare({"a": None}).serve().settle())
     room.directory.files["a"] = "third"
     for _ in range(3):
         room.apply(SETTLED)
@@ -224,7 +227,7 @@ def test_a_layer_that_cannot_be_loaded_delays_no_change_of_another(room):
     room.apply(lost)
     room.directory.files["b"] = "new"
     room.directory.reads.clear()
-    prepare = lost.prepare("b", "new")
+    prepare = lost.prepare({"b": "new"})
     for desired in (prepare, prepare.serve(), prepare.serve().settle()):
         room.apply(desired)
         assert (room.registry.fault, room.registry.refusal) == (OTHER_FILE, None)
@@ -233,11 +236,11 @@ def test_a_layer_that_cannot_be_loaded_delays_no_change_of_another(room):
     room.apply(desired)
     assert room.directory.reads == ["b", "a"]
     assert room.listener.missing == [OTHER_FILE]
-    room.apply(desired.prepare("a", "lost"))
+    room.apply(desired.prepare({"a": "lost"}))
     assert room.directory.reads == ["b", "a", "a"], "a change of the layer itself"
     assert room.registry.refusal is not None
     room.directory.files["a"] = "lost"
-    room.apply(desired.prepare("a", "lost").serve())
+    room.apply(desired.prepare({"a": "lost"}).serve())
     assert (room.registry.fault, room.registry.refusal) == (None, None)
 
 
@@ -258,7 +261,7 @@ def test_reading_a_digest_delays_no_rollout(room):
         room.directory.files |= {"slow": "s", "a": "new"}
         asking = asyncio.ensure_future(room.registry.digest("slow"))
         await slow.wait()
-        await room.registry.apply(SETTLED.prepare("a", "new"))
+        await room.registry.apply(SETTLED.prepare({"a": "new"}))
         assert room.registry.refusal is None
         assert room.registry.is_reading
         goes_on.set_result(None)
@@ -286,7 +289,7 @@ def test_a_layer_that_cannot_be_served_leaves_the_memory_without_a_collection(tm
     registry = LayerRegistry(store, Engine(), Listener())  # type: ignore[arg-type]
 
     async def story() -> None:
-        desired = DesiredState(1, Phase.PREPARE, {"a": "other"}, {}, "a")
+        desired = DesiredState(1, Phase.PREPARE, {"a": "other"}, {}, ("a",))
         await registry.apply(desired)
         assert registry.fault is not None
         assert registry.refusal is not None

@@ -117,7 +117,7 @@ def test_an_aborted_desired_state_is_not_completed(run):
 
     async def story(process: Process) -> None:
         process.registry.gate.clear()
-        desired = FIRST.prepare("a", "2")
+        desired = FIRST.prepare({"a": "2"})
         await process.set_desired(desired)
         assert process.registry.begun == [1, 2]
         process.registry.gate = asyncio.Event()
@@ -131,7 +131,7 @@ def test_an_aborted_desired_state_is_not_completed(run):
 def test_a_current_desired_state_is_completed_despite_other_news(run):
     async def story(process: Process) -> None:
         process.registry.gate.clear()
-        await process.set_desired(FIRST.prepare("a", "2"))
+        await process.set_desired(FIRST.prepare({"a": "2"}))
         for _ in range(3):
             process.reconciler.check()
             await turns()
@@ -163,7 +163,7 @@ def test_other_states_put_no_retry_off(run):
         desired = FIRST
         for _ in range(2):
             process.clock.advance(4.0)
-            desired = desired.prepare("b", "1").abort()
+            desired = desired.prepare({"b": "1"}).abort()
             await process.set_desired(desired)
         assert process.registry.done == [1, 3, 5]
         process.clock.advance(2.0)
@@ -190,7 +190,7 @@ def test_an_internal_fault_ends_the_task():
             raise ValueError("a bug")
 
         process.registry.apply = fail  # type: ignore[method-assign]
-        await process.set_desired(FIRST.prepare("a", "2"))
+        await process.set_desired(FIRST.prepare({"a": "2"}))
         with pytest.raises(ValueError, match="a bug"):
             await running
 

@@ -257,7 +257,7 @@ def test_a_first_load_that_fails_otherwise_is_refused(tmp_path, has_layers, what
 def test_an_internal_fault_of_a_task_has_the_process_replaced(tmp_path, monkeypatch):
     fault = ValueError("a bug")
 
-    def serving(self: Recording, names: list[str], num_layers: int) -> None:
+    def serving(self: Recording, names: list[str], num_layers: int, _: str = "") -> None:
         raise fault
 
     monkeypatch.setattr(Recording, "serving", serving)
