@@ -57,7 +57,7 @@ def attention(options: Options) -> serve.Application:
         max_ongoing_requests=2 * settings.queue_capacity,
         autoscaling_config={
             "min_replicas": options.min_replicas,
-            "max_replicas": max(options.min_replicas, options.max_replicas),
+            "max_replicas": options.max_replicas,
             # A batch: while one is computed the next gathers.
             "target_ongoing_requests": settings.max_batch_requests or 16,
         },
@@ -67,6 +67,8 @@ def attention(options: Options) -> serve.Application:
     )
     if not options.in_store:
         return deployment.bind(None)
+    if settings.layers_source:
+        raise ValueError("in_store: the layers already come from ATTENTION_LAYERS_SOURCE")
     head = {"num_cpus": 0, "resources": {"node:__internal_head__": 0.001}}
     return deployment.bind(serve.deployment(LayerFiles).options(ray_actor_options=head).bind(directory))
 
@@ -75,11 +77,10 @@ class LayerFiles:
     """Puts the files of the head's layer directory into the object store, and keeps the object as long as the application."""
 
     def __init__(self, directory: Path) -> None:
-        files = {
-            path.name: path.read_bytes() for path in directory.iterdir() if path.suffix in (".safetensors", ".model")
-        }
-        if not files:
+        paths = [path for path in directory.iterdir() if path.suffix in (".safetensors", ".model")]
+        if not paths:
             raise ValueError(f"{directory} has no layer")
+        files = {path.name: path.read_bytes() for path in paths}
         self._digests = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
         self._object = ray.put(files)
 
@@ -89,14 +90,15 @@ class LayerFiles:
 
 
 class Replica:
-    """One process of the service; its layers are those of `files`, or with None of the directory, which every machine has."""
+    """One process of the service; without `files` its layers are those of the directory or of a source."""
 
     async def __init__(self, files: Any) -> None:  # type: ignore[misc]  # Serve awaits it
-        if files is not None:
+        if files is not None or load_settings().layers_source:
             self._directory = tempfile.TemporaryDirectory(prefix="attention-layers-")
+            os.environ["ATTENTION_LAYERS_DIR"] = self._directory.name
+        if files is not None:
             digests, found = await files.object.remote()
             write_files(digests, await found, Path(self._directory.name))
-            os.environ["ATTENTION_LAYERS_DIR"] = self._directory.name
 
     def __serve_build_asgi_app__(self) -> Any:
         """Return the application, made on the loop that it runs on; Serve calls it after the constructor."""
@@ -146,18 +148,16 @@ class RaySeries:
         self._counted: dict[tuple[str, ...], float] = {}
 
     def update(self, families: Any) -> None:
-        for family in families:
-            for sample in family.samples:
-                if sample.name.endswith("_bucket"):
-                    continue
-                is_gauge = family.type == "gauge"
-                kind = ray.serve.metrics.Gauge if is_gauge else ray.serve.metrics.Counter
-                if sample.name not in self._series:
-                    self._series[sample.name] = kind(sample.name, family.documentation, tuple(sample.labels))
-                if is_gauge:
-                    self._series[sample.name].set(sample.value, sample.labels)
-                    continue
-                key = (sample.name, *sample.labels.values())
-                if more := sample.value - self._counted.get(key, 0.0):
-                    self._series[sample.name].inc(more, sample.labels)
-                    self._counted[key] = sample.value
+        for family, sample in ((each, sample) for each in families for sample in each.samples):
+            if sample.name.endswith("_bucket"):
+                continue
+            kind = ray.serve.metrics.Gauge if family.type == "gauge" else ray.serve.metrics.Counter
+            if sample.name not in self._series:
+                self._series[sample.name] = kind(sample.name, family.documentation, tuple(sample.labels))
+            if family.type == "gauge":
+                self._series[sample.name].set(sample.value, sample.labels)
+                continue
+            key = (sample.name, *sample.labels.values())
+            if more := sample.value - self._counted.get(key, 0.0):
+                self._series[sample.name].inc(more, sample.labels)
+                self._counted[key] = sample.value

@@ -23,6 +23,7 @@ from tests.scale.replicas import replicas
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-ray" / "bin" / "python"
 RECOVERY_S = 30
+pytestmark = pytest.mark.long  # Ray alone takes half a minute to start
 
 
 class Ray:
@@ -98,7 +99,7 @@ def _haproxy(directory: str) -> dict[str, str]:
     )
 
 
-@pytest.fixture(scope="module", params=["proxy", pytest.param("haproxy", marks=pytest.mark.long)])
+@pytest.fixture(scope="module", params=["proxy", "haproxy"])
 def ray(request, layers_dir):
     is_haproxy = request.param == "haproxy"
     arguments = ["min_replicas=2", "max_replicas=2", *(["in_store=true"] if is_haproxy else [])]
@@ -155,7 +156,6 @@ def test_a_killed_replica_is_replaced_and_no_caller_notices(ray, callers):
     assert recovery_s <= RECOVERY_S
 
 
-@pytest.mark.long
 def test_a_killed_node_is_replaced_and_no_caller_notices(ray, callers):
     with callers:
         callers.watched(2)
@@ -169,3 +169,9 @@ def test_a_killed_node_is_replaced_and_no_caller_notices(ray, callers):
     assert not callers.result().failures
     assert callers.result().num_wrong == 0
     assert recovery_s <= RECOVERY_S
+
+
+def test_a_damaged_object_is_no_layer():
+    code = "from pathlib import Path; from deploy.ray.app import write_files as w; w({'a': '0'}, {'a': b'x'}, Path())"
+    done = subprocess.run([PYTHON, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert "a: the object in the store has other bytes" in done.stderr
