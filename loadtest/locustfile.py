@@ -25,7 +25,7 @@ from locust.exception import StopUser
 from locust.runners import WorkerRunner
 
 from attention_load.attend_requests import FORMS, KINDS, AttendRequest, attention_requests, layer_requests
-from attention_load.objectives import REFUSED, Counts, StageResult, is_within, judge, lines
+from attention_load.objectives import REFUSED, RETRIED, Counts, StageResult, is_within, judge, lines
 from attention_load.options import OPTIONS, add_options, address, validate
 from attention_load.progress import Progress
 from attention_load.references import difference, fetch_digests, fetch_layers
@@ -35,6 +35,9 @@ log = logging.getLogger(__name__)
 runners.WORKER_REPORT_INTERVAL = 0.5  # instead of 3 s, which blur the ends of a stage of 10 s
 SPAWN_RATE = 100.0
 REFUSALS = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
+# What a balancer answers in the place of a replica that it lost. An answer of the service itself is JSON.
+LOST = (500, 502, 503, 504)
+RETRY_S = 0.1  # before the first retry, doubled before each further one
 bits: Counter[str] = Counter()
 """Answers `compared` with their references and `wrong` ones: of this process, on a master of all workers."""
 
@@ -54,6 +57,18 @@ def headers(options: argparse.Namespace, content_type: str = "") -> dict[str, st
     """Answers come without compression: that is not what is measured."""
     found = {"Accept-Encoding": "identity", "Content-Type": content_type, "X-API-Key": options.api_key}
     return {name: value for name, value in found.items() if value}
+
+
+def is_refused(response: Any) -> bool:
+    return response.status_code in REFUSALS and "Retry-After" in response.headers
+
+
+def is_lost(response: Any) -> bool:
+    """No answer, not all of an answer, or a balancer's own instead of a replica's: what our client sends again too."""
+    if response.status_code in (0, HTTPStatus.OK):
+        return response.request_meta["exception"] is not None
+    is_json = "json" in response.headers.get("Content-Type", "")
+    return response.status_code in LOST and not is_json and not is_refused(response)
 
 
 class AttentionUser(FastHttpUser):
@@ -79,18 +94,33 @@ class AttentionUser(FastHttpUser):
             raise StopUser
         request = random.choice(requests)
         settings = {"data": request.bodies[form], "headers": headers(options, FORMS[form]), "name": name}
-        with self.client.post(request.path, catch_response=True, **settings) as response:
-            if response.status_code in REFUSALS and "Retry-After" in response.headers:
-                response.request_meta["request_type"] = REFUSED
+        began = time.perf_counter()
+        for attempt in range(options.retries + 1):
+            late_ms = (time.perf_counter() - began) * 1e3
+            with self.client.post(request.path, catch_response=True, **settings) as response:
+                if attempt == options.retries or not is_lost(response):
+                    response.request_meta["response_time"] += late_ms
+                    self.judge(response, options.references["digests"][request.id], name, form)
+                    return
+                response.request_meta["request_type"] = RETRIED
                 response.success()
-            elif response.status_code == HTTPStatus.OK:
-                self.answered[name] += 1
-                if options.check_every and (self.answered[name] - 1) % options.check_every == 0:
-                    why = difference(options.references["digests"][request.id], response.content, FORMS[form])
-                    bits.update(compared=1, wrong=bool(why))
-                    response.failure(why) if why else response.success()
-            elif response.status_code:
-                response.failure(f"status {response.status_code}")
+            time.sleep(RETRY_S * 2**attempt)
+
+    def judge(self, response: Any, digest: str, name: str, form: str) -> None:
+        check_every = self.environment.parsed_options.check_every
+        if is_refused(response):
+            response.request_meta["request_type"] = REFUSED
+            response.success()
+        elif response.request_meta["exception"] and response.status_code == HTTPStatus.OK:
+            response.failure(response.request_meta["exception"])
+        elif response.status_code == HTTPStatus.OK:
+            self.answered[name] += 1
+            if check_every and (self.answered[name] - 1) % check_every == 0:
+                why = difference(digest, response.content, FORMS[form])
+                bits.update(compared=1, wrong=bool(why))
+                response.failure(why) if why else response.success()
+        elif response.status_code:
+            response.failure(f"status {response.status_code}")
 
 
 class Scenario(LoadTestShape):

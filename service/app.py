@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from operator import attrgetter
 from pathlib import Path
 
@@ -43,20 +43,28 @@ def create() -> Application:
     The environment has its settings. The host needs the lifespan protocol; addresses, TLS, connections and the number of
     processes are its own. A fault ends the process with SIGTERM, so that the host replaces it.
     """
-    settings, channel = load_settings(), LocalChannel()
-    configure_logs(settings.log_level, log_format=settings.log_format, worker=0)
-    torch.set_num_threads(settings.compute_threads)
+    channel = LocalChannel()
 
     def leave(_: int) -> None:
         if channel.status.start_error:
             sys.stderr.write(printable(channel.status.start_error) + "\n")
         signal.raise_signal(signal.SIGTERM)
 
-    service = Service(
-        settings, Telemetry(Metrics(Path(os.devnull), 0)), channel, leave
-    )  # metrics of this process alone
+    return build(unsupervised(channel, leave))
+
+
+def unsupervised(channel: LocalChannel, leave: Callable[[int], None], layers_fixed: str = "") -> Service:
+    """Return the service of a process that another host runs; its settings are the environment's, its metrics its own.
+
+    If the channel has peers, the lifespan starts only when the layers are loaded. `leave` and `layers_fixed`: see `Service`.
+    """
+    settings = load_settings()
+    configure_logs(settings.log_level, log_format=settings.log_format, worker=0)
+    torch.set_num_threads(settings.compute_threads)
+    telemetry = Telemetry(Metrics(Path(os.devnull), 0))
+    service = Service(settings, telemetry, channel, leave, layers_fixed=layers_fixed)
     service.readiness.port_opened()
-    return build(service)
+    return service
 
 
 def build(service: Service) -> OuterMiddleware:

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 
 from attention_load.schedule import Stage
 
-REFUSED = "REFUSED"
-"""The request type of refusals in Locust's statistics: rows of their own keep their latency out of the answers'."""
+REFUSED, RETRIED = "REFUSED", "RETRIED"
+"""Request types in Locust's statistics, of refusals and of attempts that another followed: rows of their own keep their
+latency out of the answers'."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -28,15 +29,18 @@ class Counts:
     failures: int = 0
     refusals: int = 0
     latencies_ms: Counter[int] = dataclasses.field(default_factory=Counter)
+    retries: int = 0
 
     @classmethod
     def read(cls, seconds: float, entries: Iterable[Any]) -> Counts:
         """From Locust's statistics entries, this many seconds into the run."""
-        rows = list(entries)
+        found = list(entries)
+        rows = [row for row in found if row.method != RETRIED]
         sent = [row for row in rows if row.method != REFUSED]
         requests, answered = (sum(row.num_requests for row in some) for some in (rows, sent))
         latencies_ms = sum((Counter(row.response_times) for row in sent), Counter[int]())
-        return cls(seconds, requests, sum(row.num_failures for row in sent), requests - answered, latencies_ms)
+        failures, retries = sum(row.num_failures for row in sent), sum(row.num_requests for row in found) - requests
+        return cls(seconds, requests, failures, requests - answered, latencies_ms, retries)
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(*(getattr(self, x.name) + getattr(other, x.name) for x in dataclasses.fields(self)))
@@ -58,7 +62,7 @@ class Counts:
         return (self.requests - self.failures - self.refusals) / self.seconds if self.seconds > 0 else 0.0
 
     def to_report(self) -> dict[str, Any]:
-        figures = {"requests": self.requests, "failures": self.failures, "refusals": self.refusals}
+        figures = {name: getattr(self, name) for name in ("requests", "failures", "refusals", "retries")}
         latencies = {f"p{percent}_ms": self.percentile_ms(percent) for percent in (50, 95, 99)}
         return {"seconds": round(self.seconds, 2), **figures, "rps": round(self.rps, 2), **latencies}
 

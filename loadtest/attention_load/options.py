@@ -19,6 +19,7 @@ OPTIONS: tuple[tuple[str, Any, str], ...] = (
     ("check_every", 5, "one in so many answers of a kind and form is compared with its reference; 0 = none"),
     ("pace", 0.0, "requests a second of each user (Locust's constant_throughput); 0 = no pause"),
     ("request_timeout_s", 30.0, "seconds until a request without an answer fails"),
+    ("retries", 0, "attempts after one that brought no whole answer, or a balancer's own 500, 502, 503 or 504"),
     ("api_key", "", "API key of the service"),
     ("seed", 20261121, "seed of the tensors"),
     ("max_p50_ms", 0.0, "objective: median latency; 0 = none"),

@@ -116,6 +116,12 @@ def test_the_service_imports_nothing_of_its_client():
     ]
 
 
+def test_the_service_neither_imports_nor_installs_ray():
+    project = tomllib.loads((SERVICE.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert not [text for text in project["dependencies"] if text.startswith("ray")]
+    assert not [path for path in MODULES if "ray" in {name.split(".")[0] for name in imports_of(path)}]
+
+
 @pytest.mark.parametrize("path", sorted(CLIENT.rglob("*.py")), ids=lambda path: str(path.relative_to(CLIENT)))
 def test_the_client_imports_only_its_declared_dependencies(path):
     """Those of the extra only in the command line, of which the rest of the client imports nothing."""

@@ -1,5 +1,6 @@
 """A service of one layer that answers zeros at once, until `misbehave` says how it treats what comes."""
 
+import itertools
 import json
 import threading
 import time
@@ -44,7 +45,7 @@ class ScriptedService:
 
             def send(self, status, body=b"", **headers):
                 self.send_response(status)
-                for name, value in {**headers, "Content-Length": len(body)}.items():
+                for name, value in {"Content_Length": len(body), **headers}.items():
                     self.send_header(name.replace("_", "-"), str(value))
                 self.end_headers()
                 self.wfile.write(body)
@@ -88,6 +89,22 @@ def refuse_with(status, **headers):
         return True
 
     return misbehave
+
+
+def every_other_time(misbehave):
+    """It misbehaves with every second request, and answers the others."""
+    numbers = itertools.count()
+    return lambda handler: next(numbers) % 2 == 1 and misbehave(handler)
+
+
+def no_answer(handler) -> bool:
+    handler.close_connection = True
+    return True
+
+
+def half_an_answer(handler) -> bool:
+    handler.send(200, b"{", Content_Length="100")
+    return no_answer(handler)
 
 
 def one_at_a_time(seconds: float):

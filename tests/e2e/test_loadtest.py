@@ -16,7 +16,16 @@ import httpx2
 import pytest
 
 from service.api.auth.key_ring import Role, line_for
-from tests.e2e.scripted_service import REFERENCES, ScriptedService, hang, one_at_a_time, refuse_with
+from tests.e2e.scripted_service import (
+    REFERENCES,
+    ScriptedService,
+    every_other_time,
+    half_an_answer,
+    hang,
+    no_answer,
+    one_at_a_time,
+    refuse_with,
+)
 from tests.e2e.started import Started
 from tests.integration.running import LAYERS, prepare
 from tests.processes import free_port
@@ -254,6 +263,23 @@ def test_every_other_status_but_200_is_a_failure(tmp_path, status):
     assert report["whole"]["failures"] == report["whole"]["requests"] > 0, output
     assert report["missed"] == ["error_share", "wrong_bits"]
     assert f"status {status}" in output
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("lost", "retries", "missed"),
+    [
+        *((lost, "6", []) for lost in (no_answer, half_an_answer, refuse_with(502))),
+        (half_an_answer, "0", ["error_share"]),
+    ],
+)
+def test_with_retries_what_a_balancer_loses_with_a_replica_is_no_failure(tmp_path, lost, retries, missed):
+    with ScriptedService(every_other_time(lost)) as losing:
+        options = ("--hold-s", "1", "--pace", "5", "--max-p99-ms", "0", "--retries", retries)
+        _, output, report = headless(tmp_path, losing.url, *options)
+    assert report["missed"] == missed, output
+    assert (report["whole"]["retries"] > 0) == (retries != "0")
+    assert report["bits"]["compared"] == report["whole"]["requests"] - report["whole"]["failures"] > 0
 
 
 @pytest.mark.long
