@@ -22,6 +22,7 @@ MIN_GOODPUT = 0.6
 # A frozen or unreachable replica is marked as down within some five seconds, which is what a call waits for it.
 MAX_LATENCY_S = 7
 ATTEND = "/v1/layers/small/attend"
+RIGHT = b'HTTP/1.1 200 OK\r\nContent-Length: 18\r\n\r\n{"output":[[1.0]]}'
 ERROR = b"HTTP/1.1 500 Internal Server Error\r\nConnection: close\r\nContent-Length: 3\r\n\r\nbad"
 
 
@@ -70,10 +71,8 @@ def wrong(health, call, name):
         killed,
         frozen,
         wrong(200, ERROR, "says-ready-and-answers-500"),
-        wrong(200, b"\x00 no HTTP\r\n\r\n", "says-ready-and-answers-garbage"),
         wrong(200, b"", "says-ready-and-hangs-up"),
         wrong(503, ERROR, "says-not-ready"),
-        wrong(404, ERROR, "is-another-service"),
     ],
 )
 def test_a_fault_of_one_of_three_reaches_no_caller(three, balancer, fault):
@@ -140,6 +139,28 @@ def test_a_replica_that_is_ten_times_slower_gets_fewer_calls(three):
 def edge(fleet):
     with Balancer([fleet[0].url]) as balancer:
         yield balancer
+
+
+@pytest.mark.parametrize(
+    ("health", "call"),
+    [
+        pytest.param(200, ERROR, id="500"),
+        pytest.param(200, b"\x00 no HTTP\r\n\r\n", id="garbage"),
+        pytest.param(200, b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", id="nonsense"),
+        pytest.param(200, b"", id="hangs up"),
+        *(pytest.param(status, RIGHT, id=f"health {status}") for status in (302, 404, 500, 503)),
+    ],
+)
+def test_a_server_with_wrong_health_or_calls_is_down(health, call):
+    port = processes.free_port()
+    with stub(port, health, call), Balancer([f"http://127.0.0.1:{port}"], status="DOWN"):
+        pass
+
+
+def test_a_server_whose_calls_are_right_is_up():
+    port = processes.free_port()
+    with stub(port, 200, RIGHT), Balancer([f"http://127.0.0.1:{port}"], status="UP"):
+        pass
 
 
 def refusal(status):
