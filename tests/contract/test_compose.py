@@ -16,8 +16,8 @@ from service.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = ("docker-compose.yml", "deploy/compose.keys.yml")
-PROFILES = ("observability", "loadtest", "gpu")
-PORTS = {"attention", "attention-gpu", "prometheus", "grafana", "locust"}
+PROFILES = ("observability", "loadtest", "gpu", "replicas")
+PORTS = {"attention", "attention-gpu", "balancer", "prometheus", "grafana", "locust"}
 
 
 @pytest.fixture(scope="module")
@@ -40,10 +40,10 @@ def composed(tmp_path_factory) -> dict:
 
 
 def test_the_compose_files_parse_and_match_the_specification(composed):
-    assert composed.keys() == {"attention", "attention-gpu", "prometheus", "grafana", "locust", "locust-worker"}
+    assert composed.keys() == PORTS | {"replica", "locust-worker"}
     assert {name: service.get("profiles") for name, service in composed.items()} == {
         "attention": None, "attention-gpu": ["gpu"], "prometheus": ["observability"], "grafana": ["observability"],
-        "locust": ["loadtest"], "locust-worker": ["loadtest"],
+        "locust": ["loadtest"], "locust-worker": ["loadtest"], "replica": ["replicas"], "balancer": ["replicas"],
     }  # fmt: skip
 
 
@@ -76,14 +76,14 @@ def test_the_gpu_profile_names_its_device_and_memory_and_does_not_fall_back_to_t
 
 def test_without_a_directory_the_layers_are_those_of_the_image(composed):
     """A new volume gets what the image has at its path; a directory of the host would hide it."""
-    for name in ("attention", "attention-gpu"):
+    for name in ("attention", "attention-gpu", "replica"):
         assert "layers:/layers:ro" in composed[name]["volumes"]
 
 
 def test_what_the_lock_is_made_for_runs_on_that_platform(composed):
     """torch has one hash in requirements.lock."""
     platforms = {name: service.get("platform") for name, service in composed.items() if "platform" in service}
-    assert platforms == {"attention": "linux/amd64", "attention-gpu": "linux/amd64"}
+    assert platforms == dict.fromkeys(("attention", "attention-gpu", "replica"), "linux/amd64")
 
 
 def test_cores_and_memory_are_set_together_and_fit_the_workers(composed):
@@ -108,15 +108,15 @@ def test_every_published_port_is_on_loopback(composed):
 def test_every_third_party_image_has_a_tag_and_can_be_pinned_by_digest(composed):
     text = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
     assert ":latest" not in text
-    for name in ("PROMETHEUS_IMAGE", "GRAFANA_IMAGE", "LOCUST_IMAGE", "IMAGE", "GPU_IMAGE", "BASE"):
+    for name in ("PROMETHEUS_IMAGE", "GRAFANA_IMAGE", "LOCUST_IMAGE", "HAPROXY_IMAGE", "IMAGE", "GPU_IMAGE", "BASE"):
         assert f"${{{name}:-" in text
     for name, service in composed.items():
-        assert re.fullmatch(r"[a-z./-]+:v?\d+\.\d+\.\d+(-cuda)?", service["image"]), name
+        assert re.fullmatch(r"[a-z./-]+:v?\d+\.\d+\.\d+(-cuda|-alpine)?", service["image"]), name
 
 
 def test_every_server_has_a_health_check_that_needs_no_shell(composed):
     own = {name: service["healthcheck"]["test"] for name, service in composed.items() if "healthcheck" in service}
-    assert own.keys() == {"prometheus", "grafana", "locust"}, (
+    assert own.keys() == {"prometheus", "grafana", "locust", "balancer"}, (
         "the service's is in its image; a Locust worker serves no requests"
     )
     assert {test[0] for test in own.values()} == {"CMD"}
@@ -125,6 +125,18 @@ def test_every_server_has_a_health_check_that_needs_no_shell(composed):
 def test_the_grace_period_of_the_container_exceeds_the_grace_of_the_service(composed):
     assert composed["attention"]["stop_grace_period"] == "40s"
     assert Settings.model_fields["shutdown_grace_s"].default < 40
+
+
+def test_the_replicas_behind_the_balancer_are_the_service_and_have_time_to_be_left_out(composed):
+    one, service = composed["replica"], composed["attention"]
+    differing = {"profiles", "environment", "scale", "deploy", "ports", "build"}
+    assert {k: v for k, v in one.items() if k not in differing} == {
+        k: v for k, v in service.items() if k not in differing
+    }
+    assert 2 < float(one["environment"]["ATTENTION_DRAIN_DELAY_S"]) <= 8
+    assert composed["balancer"]["environment"]["REPLICAS"] == "3"
+    assert composed["balancer"]["environment"]["REPLICAS_DNS"] == "replica:8000"
+    assert "ports" not in one
 
 
 def test_every_mounted_path_of_the_repository_exists(composed):

@@ -25,11 +25,20 @@ def haproxy() -> str:
 
 
 class Balancer:
-    """A context manager; `urls` are those of the replicas, named replica1 and so on; `env` has further variables of the cfg."""
+    """A context manager; `urls` are those of the replicas, named replica1 and so on; `env` has further variables of the cfg.
+
+    It is entered once all of them have this status.
+    """
 
     def __init__(
-        self, urls: Sequence[str], *, configuration: Path = CONFIGURATION, env: dict[str, str] | None = None
+        self,
+        urls: Sequence[str],
+        *,
+        configuration: Path = CONFIGURATION,
+        env: dict[str, str] | None = None,
+        status: str = "UP",
     ) -> None:
+        self._first_status = status
         self._directory = tempfile.TemporaryDirectory(prefix="balancer-")
         self._port, metrics_port = processes.free_port(), processes.free_port()
         self.url = f"http://127.0.0.1:{self._port}"
@@ -52,7 +61,7 @@ class Balancer:
         try:
             processes.eventually(lambda: self._has_begun(), "haproxy listens")
             for name in self.names:
-                self.wait(name, "UP")
+                self.wait(name, self._first_status)
         except BaseException:
             self.__exit__()
             raise
@@ -80,8 +89,9 @@ class Balancer:
         return {row["svname"]: row for row in rows if row["pxname"] == "attention"}
 
     def status(self, name: str) -> str:
-        """UP, DOWN or NOLB; `UP 1/2` is UP."""
-        return self.stats()[name]["status"].split()[0]
+        """UP, DOWN or NOLB; `UP 1/2` is UP. INI before the first check."""
+        row = self.stats()[name]
+        return "INI" if "INI" in row["check_status"] else row["status"].split()[0]
 
     def wait(self, name: str, status: str, within_s: float = 20) -> None:
         processes.eventually(lambda: self.status(name) == status, f"{name} is {status}", within_s)
