@@ -55,8 +55,7 @@ def serve(
         settings = settings.model_copy(update={"log_format": log_format(settings, is_terminal=is_terminal)})
         use_format(settings.log_format)
         is_variable = layers_dir is None and "layers_dir" in settings.model_fields_set
-        origin = "ATTENTION_LAYERS_DIR" if is_variable else "--layers-dir"
-        (_check_source if settings.layers_source else _check_layers)(settings, origin)
+        _check_layers(settings, "ATTENTION_LAYERS_DIR" if is_variable else "--layers-dir")
         _check_start(settings)
         if settings.api_keys_file is None and not is_loopback(settings.host):
             write_log_line("warning", "open_to_all", host=settings.host, reason="no ATTENTION_API_KEYS_FILE is set")
@@ -119,6 +118,9 @@ def _check_layers(settings: Settings, origin: str) -> None:
     from service.settings import SettingsError
     from service.supervisor.processes import write_log_line
 
+    if settings.layers_source:
+        _check_source(settings, origin)
+        return
     try:
         has_layers = any(path.suffix == ".safetensors" for path in settings.layers_dir.iterdir())
     except OSError as error:

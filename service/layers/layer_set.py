@@ -18,8 +18,9 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import IO
 
 from service.errors import Draining, LayerError
 from service.layers.directory import NAME, SDPA
@@ -149,32 +150,31 @@ class SetCache:
     def __init__(self, root: Path, source: SetSource, max_bytes: int) -> None:
         self.source = source
         self.is_stopped = False
-        self._root = root
+        self._root = root.resolve()
         self._max_bytes = max_bytes
-        self._lock: int | None = None
+        self._lock: IO[bytes] | None = None
 
     def lead(self) -> bool:
         """Return whether this process is the one that fetches, from now until it ends: the kernel gives up a dead one's lock."""
         if self._lock is None:
             with _writing():
                 self._root.mkdir(parents=True, exist_ok=True)
-                descriptor = os.open(self._root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                os.close(descriptor)
-                return False
-            self._lock = descriptor
+                lock = (self._root / ".lock").open("wb")
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    lock.close()
+                    return False
+            self._lock = lock
         return True
 
     def close(self) -> None:
         """Let another process lead."""
         if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+            self._lock.close()
 
-    def fetch(self, served: Collection[str]) -> LayerSet:
-        """Return the source's set, whole in its directory. Directories of other sets are removed, except those of `served`."""
+    def fetch(self, served: str) -> LayerSet:
+        """Return the source's set, whole in its directory. Directories of other sets are removed, except that of `served`."""
         with about(MANIFEST):
             raw = b""
             for chunk in self.source.chunks(MANIFEST, 0):
@@ -182,13 +182,14 @@ class SetCache:
                 if len(raw) > MAX_MANIFEST_BYTES:
                     raise LayerError(f"the file has more than {MAX_MANIFEST_BYTES} bytes")
             wanted = LayerSet.parse(raw, self._max_bytes)
-        target, near = self._directory(wanted.digest), [*map(self._directory, served)]
+        target, near = self._directory(wanted.digest), self._directory(served)
         partial = target.with_name(f".{target.name}.partial")
         with _writing():
-            kept = {target, partial, *near, (self._root / "current").resolve()}
+            self._root.mkdir(parents=True, exist_ok=True)  # it may have been removed
+            kept = {target, partial, near, (self._root / "current").resolve()}
             for path in self._root.iterdir():
                 if _OWN.fullmatch(path.name) and path not in kept:
-                    shutil.rmtree(path)
+                    shutil.rmtree(path, ignore_errors=True)
             if not target.is_dir():
                 self._fill(partial, wanted, near)
                 partial.rename(target)
@@ -213,14 +214,14 @@ class SetCache:
         shutil.rmtree(self._directory(layer_set), ignore_errors=True)
 
     def _directory(self, layer_set: str) -> Path:
-        return Store(self._root.resolve()).of_set(layer_set).directory
+        return Store(self._root).of_set(layer_set).directory
 
-    def _fill(self, partial: Path, wanted: LayerSet, near: Collection[Path]) -> None:
-        """Complete a directory: a file that an earlier fetch, or a set near it, has is not fetched again."""
+    def _fill(self, partial: Path, wanted: LayerSet, near: Path) -> None:
+        """Complete a directory: a file that an earlier fetch or the set `near` it has is not fetched again."""
         partial.mkdir(exist_ok=True)
         for file in wanted.files:
             path = partial / file.name
-            known = next((one for one in (path, *(n / file.name for n in near)) if _is_whole(one, file.sha256)), None)
+            known = next((one for one in (path, near / file.name) if _is_whole(one, file.sha256)), None)
             if known is None:
                 with about(quoted(file.name)):
                     self._copy(file, path)

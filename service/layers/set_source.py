@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from service.errors import LayerError
-from service.layers.safetensors_file import open_regular
 from service.layers.wording import bounded
 
 CHUNK_BYTES = 2**20
@@ -28,8 +27,8 @@ class SetSource:
 
     def __init__(self, address: str, now: Callable[[], float] = time.monotonic) -> None:
         """Raise LayerError with the remedy if a library is missing."""
-        self._base, _, self._query = address.partition("?")
-        self._scheme = re.split("://|::", address)[0] if re.match("[a-z][a-z0-9+.-]*(://|::)", address) else ""
+        self._address = address
+        self._scheme = re.split("://|::", address)[0] if re.match("[A-Za-z][A-Za-z0-9+.-]*(://|::)", address) else ""
         self._now = now
         self.late_at = float("inf")
         self._options = _options(self._scheme)
@@ -37,7 +36,7 @@ class SetSource:
     @property
     def shown(self) -> str:
         """The address without credentials and query."""
-        return bounded(re.sub(r"//.*@", "//", self._base))
+        return bounded(re.sub(r"//.*@", "//", self._address).partition("?")[0])
 
     def chunks(self, name: str, size: int) -> Iterator[bytes]:
         """Yield the bytes of the file, which should have `size`; raise LayerError if it is away, or slow."""
@@ -53,11 +52,13 @@ class SetSource:
 
     def _opened(self, name: str) -> BinaryIO:
         if not self._scheme:
-            return open_regular(Path(self._base) / name)
+            from service.layers.safetensors_file import open_regular  # noqa: PLC0415 (the start checks an address without torch)
+
+            return open_regular(Path(self._address) / name)
         import fsspec.core  # noqa: PLC0415 (most services have no address of it)
 
-        query = f"?{self._query}" if self._query else ""
-        system, path = fsspec.core.url_to_fs(f"{self._base.rstrip('/')}/{name}{query}", **self._options)
+        base, mark, query = self._address.partition("?")
+        system, path = fsspec.core.url_to_fs(f"{base.rstrip('/')}/{name}{mark}{query}", **self._options)
         system.invalidate_cache()  # else it may know an earlier manifest
         # A server may ignore ranges, so a file comes over HTTP as one stream. Its size is not asked for with another request.
         how = {"block_size": 0, "size": 1} if self._options else {"block_size": CHUNK_BYTES}

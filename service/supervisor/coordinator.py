@@ -197,6 +197,8 @@ class Coordinator:
         acknowledged = [status for status in fresh if status.version == desired.version]
         for status in acknowledged:
             if status.refusal and status.is_file_changed:
+                if desired.layer_set:
+                    raise LayerChanged(f"the set is refused: {status.refusal}")
                 raise LayerChanged("the layer's file changed while the processes loaded it; nothing was changed")
             if status.refusal:
                 reason = f"a process could not load the layer; the change was rolled back: {status.refusal}"

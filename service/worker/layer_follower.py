@@ -13,14 +13,13 @@ import contextlib
 import dataclasses
 import random
 import time
-from collections.abc import Awaitable, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from service.errors import Draining, EngineDown, LayerChanged, LayerError, ServiceError
 from service.layers.layer_set import LayerSet, SetCache
 from service.observability.telemetry import Telemetry
-from service.supervisor.status import Phase, SourceStatus
+from service.supervisor.status import DesiredState, Phase, SourceStatus
 from service.worker.control_channel import ControlChannel
 from service.worker.layer_registry import LayerRegistry
 from service.worker.layer_rollout import LayerRollout
@@ -33,9 +32,7 @@ FIXED = "the layers here are those of ATTENTION_LAYERS_SOURCE; publish another s
 
 
 HANGS = "the source does not answer"
-NO_LEADER = (
-    "no layers yet, and another process follows the source: give each service an ATTENTION_LAYERS_DIR of its own"
-)
+NO_LEADER = "another process follows the source; if it is of another service, set an ATTENTION_LAYERS_DIR for each"
 
 
 @dataclasses.dataclass(slots=True)
@@ -59,8 +56,6 @@ class LayerFollower:
     rollout: LayerRollout
     telemetry: Telemetry
     poll_s: float
-    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
-    now: Callable[[], float] = time.monotonic
     heard: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
     _refused: Refused = dataclasses.field(default_factory=Refused)
     # A second thread, because a read of the source may hang while the set that was served last is looked up.
@@ -73,23 +68,25 @@ class LayerFollower:
         await self.heard.wait()
         while True:
             await self.look()
-            await self.sleep(self.poll_s * random.uniform(1 - JITTER, 1 + JITTER))  # noqa: S311 (spreads the replicas)
+            await asyncio.sleep(self.poll_s * random.uniform(1 - JITTER, 1 + JITTER))  # noqa: S311 (spreads the replicas)
 
     async def look(self) -> None:
         """Look once; raises EngineDown only."""
-        desired = self.channel.service.desired
-        if desired.phase is not Phase.SETTLED:
+        if self._desired.phase is not Phase.SETTLED:
             return
         try:
-            wanted = await self._fetched({desired.layer_set} - {""})
-            if wanted is None:
-                self.registry.fault = NO_LEADER if self._is_waiting else self.registry.fault
+            if not await self.registry.read(self._threads, self.cache.lead):
+                if self._desired.version == 0 and self.channel.service.source is None:
+                    self.registry.fault = NO_LEADER
                 return
-            if wanted.digest != desired.layer_set:
+            self._report()
+            wanted = await self._fetched()
+            if wanted.digest != self._desired.layer_set:
                 await self._serve(wanted)
-        except (EngineDown, Draining) as error:
-            if isinstance(error, EngineDown):
-                raise
+        except EngineDown:
+            raise
+        except Draining:
+            return
         except ServiceError as error:
             await self._fail(error.message)
         else:
@@ -105,8 +102,8 @@ class LayerFollower:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     @property
-    def _is_waiting(self) -> bool:
-        return self.channel.service.desired.version == 0 and self.channel.service.source is None
+    def _desired(self) -> DesiredState:
+        return self.channel.service.desired
 
     @property
     def _status(self) -> SourceStatus:
@@ -119,37 +116,35 @@ class LayerFollower:
         """Report a fault. If nothing is served yet, serve the set that was served last."""
         self.telemetry.source_failed(reason, is_new=reason != self._status.fault)
         self._report(fault=reason)
-        if self.channel.service.desired.version == 0:
+        if self._desired.version == 0:
             last = await self.registry.read(self._threads, self.cache.last_served)
             if last is not None and last.digest != self._refused.digest:
                 with contextlib.suppress(LayerError):  # the first reason is reported
                     await self._propose(last)
 
-    async def _fetched(self, served: Collection[str]) -> LayerSet | None:
-        """Return the source's set, which is here; None if another process follows. A read that may hang is watched."""
-        task = asyncio.ensure_future(self.registry.read(self._threads, self._fetch, served))
+    async def _fetched(self) -> LayerSet:
+        """Return the source's set, which is here; a read that may hang is watched."""
+        task = asyncio.ensure_future(self.registry.read(self._threads, self._fetch, self._desired.layer_set))
         try:
             while not (await asyncio.wait({task}, timeout=CHECK_S))[0]:
-                if self.now() > self.cache.source.late_at and self._status.fault != HANGS:
+                if time.monotonic() > self.cache.source.late_at and self._status.fault != HANGS:
                     await self._fail(HANGS)
             return task.result()
         finally:
             task.cancel()
 
-    def _fetch(self, served: Collection[str]) -> LayerSet | None:
-        if not self.cache.lead():
-            return None
-        if self._refused.is_damaged and self.now() >= self._refused.retry_at:
+    def _fetch(self, served: str) -> LayerSet:
+        if self._refused.is_damaged and time.monotonic() >= self._refused.retry_at:
             self.cache.discard(self._refused.digest)
         return self.cache.fetch(served)
 
     async def _serve(self, wanted: LayerSet) -> None:
         """Have every process serve the set; raises ServiceError if they do not."""
         refused = self._refused if wanted.digest == self._refused.digest else Refused(wanted.digest)
-        if self.now() < refused.retry_at:
+        if time.monotonic() < refused.retry_at:
             raise LayerError(refused.reason)
         try:
-            if self.channel.service.desired.version == 0:
+            if self._desired.version == 0:
                 await self._propose(wanted)
             else:
                 await self.rollout.put_set(wanted.digest, wanted.layers)
@@ -157,7 +152,7 @@ class LayerFollower:
         except (EngineDown, Draining):
             raise
         except ServiceError as error:
-            retry_at = self.now() + min(self.poll_s * 2**refused.count, MAX_RETRY_S)
+            retry_at = time.monotonic() + min(self.poll_s * 2**refused.count, MAX_RETRY_S)
             is_damaged = isinstance(error, LayerError | LayerChanged)
             self._refused = Refused(wanted.digest, error.message, refused.count + 1, retry_at, is_damaged)
             raise

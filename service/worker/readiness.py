@@ -80,7 +80,8 @@ class Readiness:
     def reason(self) -> str:
         """Why no layer can be served."""
         source = self.channel.service.source
-        return self._given_up or self.registry.fault or (source and source.fault) or LOADING
+        fault = source and source.fault and f"no layers yet; ATTENTION_LAYERS_SOURCE: {source.fault}"
+        return self._given_up or self.registry.fault or fault or LOADING
 
     async def may_listen(self) -> None:
         """Return when the port may open. If other processes serve, that is after the load: the kernel sends connections to every

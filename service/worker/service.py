@@ -93,8 +93,7 @@ class Service:
         self.settings = settings
         self.layers_fixed = FIXED if settings.layers_source else layers_fixed
         self.telemetry = telemetry
-        self._channel = channel
-        self._leave = leave
+        self._channel, self._leave = channel, leave
         options = _engine_options(settings)
         self.engine = engine(options)
         is_gpu = options.device.type != "cpu"
@@ -117,14 +116,16 @@ class Service:
         )
         self.why_not_ready = self.readiness.why_not_ready
         self._reconciler = Reconciler(registry, channel, LoopClock(), settings.probe_s, self.readiness.state_applied)
-        self._follower: LayerFollower | None = None
-        if settings.layers_source:
-            cache = SetCache(settings.layers_dir, SetSource(settings.layers_source), settings.max_layer_bytes)
-            poll_s, self._reconciler.proposes = settings.layers_source_poll_s, False
-            self._follower = LayerFollower(cache, registry, channel, rollout, telemetry, poll_s)
+        self._follower = self._make_follower() if settings.layers_source else None
         self._tasks: list[asyncio.Task[None]] = []
         self._is_over = False
         telemetry.built(self.numerics, settings.queue_capacity, settings.queue_bytes, settings.workers)
+
+    def _make_follower(self) -> LayerFollower:
+        settings, self._reconciler.proposes = self.settings, False
+        cache = SetCache(settings.layers_dir, SetSource(settings.layers_source), settings.max_layer_bytes)
+        poll_s = settings.layers_source_poll_s
+        return LayerFollower(cache, self._registry, self._channel, self._rollout, self.telemetry, poll_s)
 
     @property
     def catalog(self) -> Catalog:

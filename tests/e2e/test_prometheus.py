@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import httpx2
 import pytest
+import yaml
 
 from tests.e2e.prometheus_server import SCRAPE_S, PrometheusServer
 from tests.e2e.started import Started, X
@@ -34,6 +35,8 @@ QUERIES = [
     for panel in PANELS
     for target in panel["targets"]
 ]
+SCALED = yaml.safe_load((ROOT / "deploy/kubernetes/overlays/keda/scaledobject.yaml").read_text(encoding="utf-8"))
+QUERIES += [pytest.param(one["metadata"]["query"], id=str(one["name"])) for one in SCALED["spec"]["triggers"]]
 V2_INPUT = {"name": "query", "shape": [1, 2, 16], "datatype": "FP32", "data": [0.5] * 32}
 LOADED_SCRAPES = 8
 

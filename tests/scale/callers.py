@@ -36,10 +36,6 @@ class Call:
     failure: str = ""  # the type and text of the exception
     is_wrong: bool = False  # other bits than the replica's own
 
-    @property
-    def is_right(self) -> bool:
-        return not self.failure and not self.is_wrong
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Result:
@@ -55,7 +51,8 @@ class Result:
 
     def per_second(self, start_s: float, end_s: float) -> float:
         """Right answers a second that came between the two times."""
-        return sum(call.is_right and start_s <= call.ended_s < end_s for call in self.calls) / (end_s - start_s)
+        right = [call.ended_s for call in self.calls if not call.failure and not call.is_wrong]
+        return sum(start_s <= ended_s < end_s for ended_s in right) / (end_s - start_s)
 
     def latency_s(self, quantile: float) -> float:
         return float(np.quantile([call.ended_s - call.begun_s for call in self.calls], quantile))
@@ -117,7 +114,7 @@ class Callers:
         return Result(tuple(self._calls))
 
     async def _run(self) -> None:
-        await asyncio.gather(*(self._caller(number) for number in range(self._num)))
+        await asyncio.gather(*map(self._caller, range(self._num)))
 
     async def _caller(self, number: int) -> None:
         async with AsyncClient(self._url, **self._options) as client:

@@ -6,7 +6,6 @@ Invariants: signals go to the whole tree, because the service gives each worker 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -43,19 +42,14 @@ class Replica:
         processes.eventually(
             lambda: processes.is_ready(self.url) or self._has_ended(), "the replica is ready", within_s
         )
-        assert not self._has_ended(), "\n".join(map(str, self.lines()[-5:]))
-
-    def lines(self) -> list[dict[str, object]]:
-        """The lines of its log so far; those that are no JSON under `text`."""
         self._log.seek(0)
-        texts = self._log.read().splitlines()
-        return [json.loads(text) if text.startswith("{") else {"text": text} for text in texts]
+        assert not self._has_ended(), self._log.read()[-2000:]
 
     def kill(self) -> None:
         """SIGKILL for the whole tree, and wait until it is gone."""
         pids = self._tree()
         self._signal(signal.SIGKILL)
-        self._wait()
+        self.drained()
         processes.eventually(lambda: not any(map(processes.is_alive, pids)), "its processes are gone", STOP_S)
 
     def drain(self) -> None:
@@ -64,8 +58,9 @@ class Replica:
         self._process.terminate()
 
     def drained(self) -> int:
-        """Wait for the end of a drain, and return the exit code."""
-        return self._wait()
+        """Wait for its end, and return the exit code."""
+        assert self._process is not None
+        return self._process.wait(STOP_S)
 
     def freeze(self) -> None:
         self._signal(signal.SIGSTOP)
@@ -94,10 +89,6 @@ class Replica:
 
     def _has_ended(self) -> bool:
         return self._process is not None and self._process.poll() is not None
-
-    def _wait(self) -> int:
-        assert self._process is not None
-        return self._process.wait(STOP_S)
 
     def _signal(self, signum: int) -> None:
         for pid in self._tree():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from service.limits import batch_limits, context_limits, queue_limits
+from service.limits import batch_limits, context_limits, queue_limits, transport_limits
 from service.settings import MIB, child_environment, load_settings
 
 
@@ -48,3 +50,10 @@ def test_a_batch_has_limits_of_its_own_on_a_gpu_where_no_setting_gives_them():
     assert (cpu.max_requests, cpu.max_tokens, cpu.max_cells) == (16, 5000, 2**24)
     assert (gpu.max_requests, gpu.max_tokens, gpu.max_cells) == (128, 5000, 2**28)
     assert context_limits(given, is_gpu=True).max_shared == gpu, "requests are sorted by the size of the same batch"
+
+
+@pytest.mark.parametrize(
+    ("given", "age_s"), [({}, math.inf), ({"connection_max_age_s": 0}, math.inf), ({"connection_max_age_s": 0.5}, 0.5)]
+)
+def test_a_connection_has_no_greatest_age_unless_a_setting_gives_one(given, age_s):
+    assert transport_limits(load_settings(**given)).max_age_s == age_s
