@@ -121,6 +121,10 @@ report: install $(PLOTS)/.installed ## write tables, claims and plots from the l
 bench-scale: $(VENV)/.installed-test ## measure replicas behind HAProxy on an otherwise idle machine, and write docs/scale.md: under four minutes
 	@exec $(BIN)/python -m benchmarks.scale $(ARGS)
 
+.PHONY: bench-ray
+bench-ray: $(VENV)/.installed-test $(RAY)/.installed ## measure replicas of Ray Serve beside serve on an otherwise idle machine, and write docs/ray.md: under five minutes
+	@exec $(BIN)/python -m benchmarks.ray_serve $(ARGS)
+
 # DRY=1: all parts on the CPU with small counts. ARGS="--commit HASH --out FILE": for a copy without git (docs/gpu.md).
 gpu: $(if $(DRY),$(VENV)/.installed-test) ## check, test and measure the service on this machine's GPU: under eight minutes, no network; DRY=1 on the CPU
 ifdef DRY

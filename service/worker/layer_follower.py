@@ -13,7 +13,6 @@ import contextlib
 import dataclasses
 import random
 import time
-from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -57,8 +56,6 @@ class LayerFollower:
     rollout: LayerRollout
     telemetry: Telemetry
     poll_s: float
-    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
-    now: Callable[[], float] = time.monotonic
     heard: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
     _refused: Refused = dataclasses.field(default_factory=Refused)
     # A second thread, because a read of the source may hang while the set that was served last is looked up.
@@ -71,7 +68,7 @@ class LayerFollower:
         await self.heard.wait()
         while True:
             await self.look()
-            await self.sleep(self.poll_s * random.uniform(1 - JITTER, 1 + JITTER))  # noqa: S311 (spreads the replicas)
+            await asyncio.sleep(self.poll_s * random.uniform(1 - JITTER, 1 + JITTER))  # noqa: S311 (spreads the replicas)
 
     async def look(self) -> None:
         """Look once; raises EngineDown only."""
@@ -130,21 +127,21 @@ class LayerFollower:
         task = asyncio.ensure_future(self.registry.read(self._threads, self._fetch, self._desired.layer_set))
         try:
             while not (await asyncio.wait({task}, timeout=CHECK_S))[0]:
-                if self.now() > self.cache.source.late_at and self._status.fault != HANGS:
+                if time.monotonic() > self.cache.source.late_at and self._status.fault != HANGS:
                     await self._fail(HANGS)
             return task.result()
         finally:
             task.cancel()
 
     def _fetch(self, served: str) -> LayerSet:
-        if self._refused.is_damaged and self.now() >= self._refused.retry_at:
+        if self._refused.is_damaged and time.monotonic() >= self._refused.retry_at:
             self.cache.discard(self._refused.digest)
         return self.cache.fetch(served)
 
     async def _serve(self, wanted: LayerSet) -> None:
         """Have every process serve the set; raises ServiceError if they do not."""
         refused = self._refused if wanted.digest == self._refused.digest else Refused(wanted.digest)
-        if self.now() < refused.retry_at:
+        if time.monotonic() < refused.retry_at:
             raise LayerError(refused.reason)
         try:
             if self._desired.version == 0:
@@ -155,7 +152,7 @@ class LayerFollower:
         except (EngineDown, Draining):
             raise
         except ServiceError as error:
-            retry_at = self.now() + min(self.poll_s * 2**refused.count, MAX_RETRY_S)
+            retry_at = time.monotonic() + min(self.poll_s * 2**refused.count, MAX_RETRY_S)
             is_damaged = isinstance(error, LayerError | LayerChanged)
             self._refused = Refused(wanted.digest, error.message, refused.count + 1, retry_at, is_damaged)
             raise

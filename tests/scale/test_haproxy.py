@@ -6,6 +6,7 @@ import contextlib
 import functools
 import ssl
 import subprocess
+from pathlib import Path
 
 import httpx2
 import numpy as np
@@ -22,6 +23,7 @@ MIN_GOODPUT = 0.6
 # A frozen or unreachable replica is marked as down within some five seconds, which is what a call waits for it.
 MAX_LATENCY_S = 7
 ATTEND = "/v1/layers/small/attend"
+RIGHT = b'HTTP/1.1 200 OK\r\nContent-Length: 18\r\n\r\n{"output":[[1.0]]}'
 ERROR = b"HTTP/1.1 500 Internal Server Error\r\nConnection: close\r\nContent-Length: 3\r\n\r\nbad"
 
 
@@ -40,24 +42,18 @@ def check(callers, before, during):
     assert goodput(before, during) >= MIN_GOODPUT
 
 
-@contextlib.contextmanager
-def killed(replica):
+def killed(replica, _):
     replica.kill()
-    yield
 
 
-@contextlib.contextmanager
-def frozen(replica):
+def frozen(replica, _):
     replica.freeze()
-    yield
 
 
-@contextlib.contextmanager
-def replaced(health, call, replica):
+def replaced(health, call, replica, stack):
     """By a server that answers health checks and calls like this."""
     replica.kill()
-    with stub(replica.port, health, call):
-        yield
+    stack.enter_context(stub(replica.port, health, call))
 
 
 def wrong(health, call, name):
@@ -70,16 +66,15 @@ def wrong(health, call, name):
         killed,
         frozen,
         wrong(200, ERROR, "says-ready-and-answers-500"),
-        wrong(200, b"\x00 no HTTP\r\n\r\n", "says-ready-and-answers-garbage"),
         wrong(200, b"", "says-ready-and-hangs-up"),
         wrong(503, ERROR, "says-not-ready"),
-        wrong(404, ERROR, "is-another-service"),
     ],
 )
 def test_a_fault_of_one_of_three_reaches_no_caller(three, balancer, fault):
     with Callers(balancer.url, reference=three[0].url) as callers:
         before = callers.watched(BEFORE_S)
-        with fault(three[1]):
+        with contextlib.ExitStack() as stack:
+            fault(three[1], stack)
             during = callers.watched(DURING_S)
             assert balancer.status("replica2") == "DOWN"
         three[1].restore()
@@ -140,6 +135,22 @@ def test_a_replica_that_is_ten_times_slower_gets_fewer_calls(three):
 def edge(fleet):
     with Balancer([fleet[0].url]) as balancer:
         yield balancer
+
+
+@pytest.mark.parametrize(
+    ("health", "call"),
+    [
+        pytest.param(200, ERROR, id="500"),
+        pytest.param(200, b"\x00 no HTTP\r\n\r\n", id="garbage"),
+        pytest.param(200, b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", id="nonsense"),
+        pytest.param(200, b"", id="hangs up"),
+        *(pytest.param(status, RIGHT, id=f"health {status}") for status in (302, 404, 500, 503)),
+    ],
+)
+def test_a_server_with_wrong_health_or_calls_is_down(health, call):
+    port = processes.free_port()
+    with stub(port, health, call), Balancer([f"http://127.0.0.1:{port}"], status="DOWN"):
+        pass
 
 
 def refusal(status):
@@ -210,13 +221,11 @@ def test_without_a_ready_replica_the_answer_is_a_503_with_retry_after():
 
 def test_tls_ends_at_the_edge(fleet, tmp_path):
     pem, port = tmp_path / "edge.pem", processes.free_port()
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1",
-         "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", pem, "-out", f"{pem}.crt"],
-        check=True, capture_output=True,
-    )  # fmt: skip
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1 -subj /CN=localhost"
+    options = ("-addext", "subjectAltName=IP:127.0.0.1", "-keyout", pem, "-out", f"{pem}.crt")
+    subprocess.run([*command.split(), *options], check=True, capture_output=True)
     with pem.open("a") as file:
-        file.write((tmp_path / "edge.pem.crt").read_text())
+        file.write(Path(f"{pem}.crt").read_text())
     trusted = httpx2.AsyncHTTPTransport(verify=ssl.create_default_context(cafile=f"{pem}.crt"))
     bind = {"BALANCER_BIND": f"127.0.0.1:{port} ssl crt {pem} alpn h2,http/1.1"}
     with Balancer([fleet[0].url], env=bind), Client(f"https://127.0.0.1:{port}", transport=trusted) as client:

@@ -91,10 +91,10 @@ def _haproxy(directory: str) -> dict[str, str]:
     }
     files = {name: f"{directory}/{path}" for name, path in names.items()} | {"SERVER_STATE_BASE": f"{directory}/h"}
     ports = {name: str(processes.free_port()) for name in ("METRICS_PORT", "STATS_PORT")}
-    drain = {"RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1"}
+    fast = {"RAY_SERVE_THROUGHPUT_OPTIMIZED": "1", "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1"}
     return (
         {"RAY_SERVE_ENABLE_HA_PROXY": "1"}
-        | drain
+        | fast
         | {f"RAY_SERVE_HAPROXY_{n}": value for n, value in (files | ports).items()}
     )
 

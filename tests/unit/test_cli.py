@@ -25,7 +25,7 @@ def test_the_version_is_printed():
 
 @pytest.mark.parametrize(
     ("typed", "offered"),
-    [("h", ["health"]), ("layers ", ["check", "import", "list", "remove"])],
+    [("h", ["health"]), ("layers ", ["check", "import", "list", "publish", "remove"])],
 )
 def test_the_shell_completes_commands(typed, offered):
     words = f"attention-service {typed}"

@@ -430,3 +430,19 @@ def test_every_command_uses_the_directory_that_make_run_serves(run_command, tmp_
     assert run_command("check", "mine", path, "--heads", 3)[0] == 0
     assert len(run_command("list")[1].splitlines()) == 2
     assert run_command("remove", "mine")[1].startswith("mine: removed .layers/mine.safetensors\n")
+
+
+def test_a_published_set_has_one_digest_and_a_damaged_layer_publishes_nothing(run_command, tmp_path):
+    path, published = file(tmp_path, gpt2(12)), tmp_path / "published"
+    run_command("import", path, "--name", "mine", "--heads", 3)
+    code, digest, err = run_command("publish", published)
+    assert (code, err, digest[:7], len(digest)) == (0, "", "sha256:", 72)
+    assert run_command("publish", published) == (0, digest, "")
+    before = (published / "layer-set.json").read_bytes()
+    (tmp_path / "layers" / "other.safetensors").write_bytes(b"no layer")
+    code, out, err = run_command("publish", published)
+    assert (code, out) == (1, "")
+    assert err.startswith('attention-service: layer "other": ')
+    assert (published / "layer-set.json").read_bytes() == before
+    (tmp_path / "layers" / "other.safetensors").unlink()
+    assert run_command("publish", path) == (1, "", f"attention-service: {path} cannot be written: File exists\n")
