@@ -150,7 +150,7 @@ class SetCache:
     def __init__(self, root: Path, source: SetSource, max_bytes: int) -> None:
         self.source = source
         self.is_stopped = False
-        self._root = root.resolve()
+        self._root = root
         self._max_bytes = max_bytes
         self._lock: IO[bytes] | None = None
 
@@ -186,9 +186,9 @@ class SetCache:
         partial = target.with_name(f".{target.name}.partial")
         with _writing():
             self._root.mkdir(parents=True, exist_ok=True)  # it may have been removed
-            kept = {target, partial, near, (self._root / "current").resolve()}
+            kept = {path.name for path in (target, partial, near, (self._root / "current").resolve())}
             for path in self._root.iterdir():
-                if _OWN.fullmatch(path.name) and path not in kept:
+                if _OWN.fullmatch(path.name) and path.name not in kept:
                     shutil.rmtree(path, ignore_errors=True)
             if not target.is_dir():
                 self._fill(partial, wanted, near)

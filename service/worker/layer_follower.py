@@ -76,8 +76,8 @@ class LayerFollower:
             return
         try:
             if not await self.registry.read(self._threads, self.cache.lead):
-                if self._desired.version == 0 and self.channel.service.source is None:
-                    self.registry.fault = NO_LEADER
+                if self._desired.version == 0:
+                    self.registry.fault = NO_LEADER if self.channel.service.source is None else None
                 return
             self._report()
             wanted = await self._fetched()
@@ -152,7 +152,7 @@ class LayerFollower:
         except (EngineDown, Draining):
             raise
         except ServiceError as error:
-            retry_at = time.monotonic() + min(self.poll_s * 2**refused.count, MAX_RETRY_S)
+            retry_at = time.monotonic() + min(self.poll_s * 2 ** min(refused.count, 10), MAX_RETRY_S)
             is_damaged = isinstance(error, LayerError | LayerChanged)
             self._refused = Refused(wanted.digest, error.message, refused.count + 1, retry_at, is_damaged)
             raise

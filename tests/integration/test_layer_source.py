@@ -14,6 +14,7 @@ from service.layers.layer_set import LayerSet, publish
 from service.layers.set_source import SetSource
 from service.layers.store import Store
 from service.models.stored_model import ModelStore
+from service.worker.local_channel import LocalChannel
 from tests.integration import models
 from tests.integration.running import running, small_layer
 from tests.integration.test_layer_admin import outputs, processes
@@ -175,6 +176,18 @@ def test_without_a_set_the_service_is_not_ready_with_the_reason_until_the_first_
             await until(one, digest=first.digest)
             assert (await one.client.get("/readyz")).status_code == 200
             assert one.refusals == []
+
+    asyncio.run(main())
+
+
+def test_a_service_that_shares_the_directory_of_another_says_so(tmp_path, source):
+    async def main():
+        source.publish(FIRST)
+        async with (
+            running(tmp_path, **source.settings),
+            running(tmp_path, channel=LocalChannel(pid=7), wait=False, **source.settings) as other,
+        ):
+            await why_not_ready(other, "if it is of another service, set an ATTENTION_LAYERS_DIR for each")
 
     asyncio.run(main())
 
