@@ -16,7 +16,9 @@ from typing import Any, Self
 import numpy as np
 
 from attention_client import AsyncClient, Client, ServiceError
+from tests import processes
 
+BEGIN_S = 60
 WIDTH = 16  # of the layers of tests.integration.running
 # The last one is larger than `tune.bufsize` of the balancer, so that the client itself has to retry it.
 LENGTHS = (1, 2, 3, 5, 8, 13, 21, 2200)
@@ -92,8 +94,14 @@ class Callers:
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
 
     def __enter__(self) -> Self:
+        """Return once as many calls have ended as there are callers, so that no rate counts their start."""
         self._start = time.monotonic()
         self._thread.start()
+        try:
+            processes.eventually(lambda: len(self._calls) >= self._num, "the callers have begun", BEGIN_S)
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -57,25 +57,25 @@ def replaced(health, call, replica, stack):
 
 
 def wrong(health, call, name):
-    return pytest.param(functools.partial(replaced, health, call), id=name, marks=pytest.mark.long)
+    return pytest.param(functools.partial(replaced, health, call), 5, id=name, marks=pytest.mark.long)
 
 
 @pytest.mark.parametrize(
-    "fault",
+    ("fault", "during_s"),
     [
-        killed,
-        frozen,
+        pytest.param(killed, 4, id="killed"),
+        pytest.param(frozen, DURING_S, id="frozen"),
         wrong(200, ERROR, "says-ready-and-answers-500"),
         wrong(200, b"", "says-ready-and-hangs-up"),
         wrong(503, ERROR, "says-not-ready"),
     ],
 )
-def test_a_fault_of_one_of_three_reaches_no_caller(three, balancer, fault):
+def test_a_fault_of_one_of_three_reaches_no_caller(three, balancer, fault, during_s):
     with Callers(balancer.url, reference=three[0].url) as callers:
         before = callers.watched(BEFORE_S)
         with contextlib.ExitStack() as stack:
             fault(three[1], stack)
-            during = callers.watched(DURING_S)
+            during = callers.watched(during_s)
             assert balancer.status("replica2") == "DOWN"
         three[1].restore()
         balancer.wait("replica2", "UP")
