@@ -69,19 +69,16 @@ class Network:
                 links.create_task(self._link(caller))
 
     async def _link(self, caller: socket.socket) -> None:
-        from_caller, to_caller = await asyncio.open_connection(sock=caller)
-        with contextlib.closing(to_caller), contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            from_caller, to_caller = await asyncio.open_connection(sock=caller)
+            stack.callback(to_caller.close)
             from_replica, to_replica = await asyncio.open_connection("127.0.0.1", self._port)
-            with contextlib.closing(to_replica):
-                pumps = (
-                    asyncio.ensure_future(self._pump(from_caller, to_replica, lambda: 0.0)),
-                    asyncio.ensure_future(self._pump(from_replica, to_caller, lambda: self.delay_s)),
-                )
-                try:
-                    await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    for pump in pumps:
-                        pump.cancel()
+            stack.callback(to_replica.close)
+            requests = asyncio.create_task(self._pump(from_caller, to_replica, lambda: 0.0))
+            stack.callback(requests.cancel)
+            answers = asyncio.create_task(self._pump(from_replica, to_caller, lambda: self.delay_s))
+            stack.callback(answers.cancel)
+            await asyncio.wait((requests, answers), return_when=asyncio.FIRST_COMPLETED)
 
     async def _pump(
         self, source: asyncio.StreamReader, target: asyncio.StreamWriter, delay: Callable[[], float]

@@ -20,7 +20,7 @@ from service.layers.layer_set import MANIFEST, LayerSet, publish
 from service.layers.store import Store
 from tests import processes
 from tests.integration.running import small_layer
-from tests.scale.balancer import CONFIGURATION, Balancer
+from tests.scale.balancer import Balancer
 from tests.scale.replicas import Replica
 
 POLL_S = 0.3
@@ -46,6 +46,11 @@ def serves(replica: Replica, wanted: LayerSet, within_s: float = 30) -> None:
 
 def reports(replica: Replica, part: str) -> None:
     processes.eventually(lambda: part in (layer_set(replica.url)["fault"] or ""), f"the fault {part!r}", 30)
+
+
+def log_of(replica: Replica) -> str:
+    """Opened anew, because the replica writes at the place of the file that is open here."""
+    return Path(f"/proc/self/fd/{replica._log.fileno()}").read_text(encoding="utf-8")
 
 
 class Replicas:
@@ -171,7 +176,7 @@ def test_two_replicas_of_a_directory_and_of_a_server_change_the_set_under_load(t
         assert sorted(traffic.digests) == sorted([BLUE[0].digest, GREEN[0].digest])
         assert [len(outputs) for outputs in traffic.outputs.values()] == [1, 1], "each digest has its own bits"
         assert layer_set(two[1].url)["source"] == f"http://127.0.0.1:{server.server_port}"
-        assert "secret" not in str([*two[0].lines(), *two[1].lines()]) + httpx2.get(f"{two[1].url}/metrics").text
+        assert "secret" not in log_of(two[1]) + httpx2.get(f"{two[1].url}/metrics").text
         names = [layer["name"] for layer in httpx2.get(f"{two[0].url}/v1/layers").json()["layers"]]
         assert names == ["fresh", "small"]
 
@@ -197,8 +202,8 @@ def test_a_fault_of_the_server_changes_nothing_and_ends_with_it(tmp_path, publis
             server.fault = ""
             serves(one, sets[-1])
             processes.eventually(lambda: layer_set(one.url)["fault"] is None, "the fault is over", 30)
-        faults = [line for line in one.lines() if line.get("event") == "layers_source_failed"]
-        assert len(faults) < 4 * len(FAULTS), "a line when a fault begins, and none at each look"
+        num_lines = log_of(one).count('"layers_source_failed"')
+        assert len(FAULTS) <= num_lines < 4 * len(FAULTS), "a line when a fault begins, and none at each look"
 
 
 @pytest.mark.long
@@ -266,24 +271,21 @@ def why_not_ready(replica: Replica) -> Any:
 @pytest.mark.long
 def test_a_canary_by_weight_of_two_replicas_that_follow_two_sets(tmp_path):
     """The walk of docs/layer-sets.md."""
-    balanced = tmp_path / "canary.cfg"  # an idle replica has the fewest connections whatever its weight
-    balanced.write_text(CONFIGURATION.read_text().replace("balance leastconn", "balance roundrobin"))
     blue, green = publish_set(tmp_path / "blue", BLUE), publish_set(tmp_path / "green", GREEN)
     with (
         Replicas(tmp_path, str(tmp_path / "blue"), str(tmp_path / "green"), workers=1) as two,
-        Balancer([replica.url for replica in two], configuration=balanced) as balancer,
+        Balancer([replica.url for replica in two], env={"BALANCER_ALGORITHM": "random(2)"}) as balancer,
     ):
         for replica, wanted in zip(two, (blue, green), strict=True):
             serves(replica, wanted)
-        balancer.command("set server attention/replica1 weight 90")
-        balancer.command("set server attention/replica2 weight 10")
+        balancer.command("set server attention/replica2 weight 10%")
         with Traffic(*[balancer.url] * 3) as traffic:
             processes.eventually(lambda: sum(traffic.digests.values()) > 300, "enough calls", 60)
             few = traffic.digests[GREEN[0].digest] / sum(traffic.digests.values())
-            assert 0.05 <= few <= 0.15
+            assert 0.02 <= few <= 0.25
             publish_set(tmp_path / "blue", GREEN)
             serves(two[0], green)
-            balancer.command("set server attention/replica2 weight 90")
+            balancer.command("set server attention/replica2 weight 100%")
             time.sleep(0.5)
             traffic.digests.clear()
             time.sleep(1)

@@ -35,7 +35,9 @@ def test_the_status_is_the_load_tests_own_or_that_of_a_replica_that_did_not_come
 @pytest.mark.long
 def test_replicas_that_stay_away_fail_the_run_though_the_last_one_meets_the_objectives(layers_dir, tmp_path):
     environment = {**os.environ, "LAYERS_DIR": str(layers_dir), "REPORTS": str(tmp_path)}
-    options = ("--kill", "2", "--no-restart", "--hold-s", "20", "--max-p99-ms", "60000")
+    # Until the checks notice that both are away, HAProxy refuses some calls, and Locust's users do not wait for Retry-After.
+    lenient = ("--max-p99-ms", "60000", "--max-refusal-share", "1")
+    options = ("--kill", "2", "--no-restart", "--hold-s", "20", *lenient)
     command = [sys.executable, "-m", "tests.scale.load_replicas", *options]
     ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=150, check=False)
     assert ran.returncode == NOT_BACK, ran.stdout + ran.stderr
