@@ -76,10 +76,13 @@ class Ray:
         self._process.stdin.close()
         self._process.wait(60)
         self._process.stdout.close()
-        left = processes.end_children(within_s=5)
+        processes.eventually(lambda: not _left(), "the processes of Ray have ended")
         self._log.close()
         self._directory.cleanup()
-        assert not [command for command in left.values() if "ray" in command], left
+
+
+def _left() -> list[str]:
+    return [text for text in processes.children().values() if ".venv-ray/" in text or text.startswith("ray::")]
 
 
 def _haproxy(directory: str) -> dict[str, str]:
