@@ -120,6 +120,8 @@ def test_the_load_test_may_reach_the_service_and_its_workers_find_the_master():
     (front,) = (each for each in resources if each["kind"] == "Service")
     master, workers = jobs["attention-loadtest"], jobs["attention-loadtest-workers"]
     sends, judges = (job["template"]["spec"]["containers"][0] for job in (workers, master))
+    known = (ROOT / "loadtest/attention_load/options.py").read_text(encoding="utf-8")
+    assert all(f'("{each["name"].removeprefix("LOADTEST_").lower()}", ' in known for each in judges["env"])
     for job in jobs.values():
         assert admitted["podSelector"]["matchLabels"].items() <= job["template"]["metadata"]["labels"].items()
     assert front["spec"]["selector"].items() <= master["template"]["metadata"]["labels"].items()
@@ -131,7 +133,8 @@ def test_the_load_test_may_reach_the_service_and_its_workers_find_the_master():
 
 
 def after(option: str, container: dict) -> str:
-    return container["args"][container["args"].index(option) + 1]
+    arguments: list[str] = container["args"]
+    return arguments[arguments.index(option) + 1]
 
 
 def test_the_overlay_for_a_gpu_names_device_and_memory_and_keeps_the_rest():
