@@ -25,6 +25,7 @@ from uvicorn.server import ServerState
 from service.errors import BadRequest, ClientTimeout, ServiceError
 from service.http.asgi import CROWDED, HEADER_FIELDS, REFUSED, Scope
 from service.http.cycle import Cycle, Flow, ReadAhead, WriteCoalescer
+from service.http.deadline import Deadline
 from service.http.listener import ConnectionSlot, is_acknowledged, is_reset
 from service.http.request_parser import (
     CRLF,
@@ -90,50 +91,6 @@ class Stage(enum.Enum):
     BODY = enum.auto()
     PIPELINED = enum.auto()  # the next request, while the current response is unfinished
     DROP = enum.auto()  # no request: they are discarded, because the connection takes no further one
-
-
-class Deadline:
-    """Calls `passed` once for each `set` that is neither cleared nor set again in time.
-
-    It has at most one timer on the loop, set again if it fires too early, because every request of a connection moves it.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, passed: Callable[[], None]) -> None:
-        self._loop = loop
-        self._passed = passed
-        self._due = math.inf
-        self._fires_at = math.inf
-        self._timer: asyncio.TimerHandle | None = None
-
-    def set(self, seconds: float) -> None:
-        """Move the deadline to `seconds` from now."""
-        self._due = self._loop.time() + seconds
-        if self._due < self._fires_at:
-            self._arm()
-
-    def clear(self) -> None:
-        self._due = math.inf
-
-    def stop(self) -> None:
-        """Cancel the timer, at the end of the connection."""
-        self._due = self._fires_at = math.inf
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _arm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._fires_at = self._due
-        self._timer = self._loop.call_at(self._due, self._fire)
-
-    def _fire(self) -> None:
-        self._timer, self._fires_at = None, math.inf
-        if self._loop.time() >= self._due:
-            self._due = math.inf
-            self._passed()
-        elif self._due < math.inf:
-            self._arm()
 
 
 class Connection(asyncio.Protocol):
@@ -389,8 +346,9 @@ class Connection(asyncio.Protocol):
 
     def _end(self) -> None:
         """Close after the last response: at once if the client has nothing more to send, else after RESPONSE_LINGER_S."""
-        # The client of an overdue connection did not know that this response is the last: it may have pipelined a request.
-        has_asked_all = self._stage is Stage.PIPELINED and not self._pipelined_bytes and not self._is_overdue()
+        # Unless it asked for the end itself, the client of an overdue connection may have pipelined another request.
+        was_expected = self._is_last or not self._is_overdue()
+        has_asked_all = self._stage is Stage.PIPELINED and not self._pipelined_bytes and was_expected
         is_finished = self._is_half_closed or has_asked_all
         self._stage, self._pipelined_bytes, self.flow.is_full = Stage.DROP, b"", False
         self._read_deadline.clear()

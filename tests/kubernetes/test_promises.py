@@ -51,7 +51,8 @@ def test_image_settings_and_probes_are_those_of_the_service(names):
     assert settings(container).port == port["containerPort"], "an unknown setting or a value that it does not take"
     asked = [container[probe]["httpGet"] for probe in ("startupProbe", "readinessProbe", "livenessProbe")]
     assert all(each["path"] in OPEN and each["port"] in (port["name"], port["containerPort"]) for each in asked)
-    assert ["ready" in each["path"] for each in asked] == [True, True, False]
+    # A pod that waits for its layers is kept: the kubelet restarts one whose startup or liveness probe fails.
+    assert ["ready" in each["path"] for each in asked] == [False, True, False]
     assert pod.get("enableServiceLinks") is False or "port" in told(container)
 
 
@@ -84,13 +85,14 @@ def test_everything_selects_the_pods_and_a_port_that_they_have(overlay):
     deployment, service, budget, policy = (
         one(render(overlay), kind)["spec"] for kind in ("Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy")
     )
+    policies = [each["spec"] for each in render(overlay) if each["kind"] == "NetworkPolicy"]
     labels = deployment["template"]["metadata"]["labels"]
     container, pod = serving(overlay)
     spread = [each["labelSelector"] for each in pod["topologySpreadConstraints"]]
-    selectors = [deployment["selector"], budget["selector"], policy["podSelector"], *spread]
+    selectors = [deployment["selector"], budget["selector"], *(each["podSelector"] for each in policies), *spread]
     assert all(each == {"matchLabels": labels} for each in (*selectors, {"matchLabels": service["selector"]}))
-    ports = [port["port"] for rule in policy["ingress"] for port in rule["ports"]]
-    assert ports == [service["ports"][0]["targetPort"]] == [container["ports"][0]["name"]]
+    ports = {port["port"] for each in policies for rule in each["ingress"] for port in rule["ports"]}
+    assert ports == {service["ports"][0]["targetPort"]} == {container["ports"][0]["name"]}
     assert (policy["policyTypes"], policy.get("egress")) == (["Ingress", "Egress"], None)
     assert one(render(overlay), "ServiceAccount")["automountServiceAccountToken"] is False
     assert pod["automountServiceAccountToken"] is False
@@ -103,6 +105,36 @@ def test_layers_are_mounted_where_the_image_looks_for_them(name):
     assert f"ATTENTION_LAYERS_DIR={mount['mountPath']} " in DOCKERFILE
     assert mount.get("readOnly", False) is (name != "layers-source"), "what is fetched is kept in /layers"
     assert "layers" in [volume["name"] for volume in pod["volumes"]]
+    assert told(container).get("layers_source") in (None, *(each["mountPath"] for each in container["volumeMounts"]))
+    claimed = [each["persistentVolumeClaim"]["claimName"] for each in pod["volumes"] if "persistentVolumeClaim" in each]
+    claims = [each["metadata"]["name"] for each in render("cpu", name) if each["kind"] == "PersistentVolumeClaim"]
+    assert claimed == claims
+    for init in pod.get("initContainers", ()):
+        assert init["command"][-1] == f"{init['volumeMounts'][0]['mountPath']}/"
+
+
+def test_the_load_test_may_reach_the_service_and_its_workers_find_the_master():
+    resources, service = render("loadtest"), one(render("cpu"), "Service")
+    (admitted,) = one(render("cpu"), "NetworkPolicy")["spec"]["ingress"][0]["from"]
+    jobs = {each["metadata"]["name"]: each["spec"] for each in resources if each["kind"] == "Job"}
+    (front,) = (each for each in resources if each["kind"] == "Service")
+    master, workers = jobs["attention-loadtest"], jobs["attention-loadtest-workers"]
+    sends, judges = (job["template"]["spec"]["containers"][0] for job in (workers, master))
+    known = (ROOT / "loadtest/attention_load/options.py").read_text(encoding="utf-8")
+    assert all(f'("{each["name"].removeprefix("LOADTEST_").lower()}", ' in known for each in judges["env"])
+    for job in jobs.values():
+        assert admitted["podSelector"]["matchLabels"].items() <= job["template"]["metadata"]["labels"].items()
+    assert front["spec"]["selector"].items() <= master["template"]["metadata"]["labels"].items()
+    assert not front["spec"]["selector"].items() <= workers["template"]["metadata"]["labels"].items()
+    assert after("--master-host", sends) == front["metadata"]["name"]
+    assert after("--host", judges) == f"http://{service['metadata']['name']}"
+    assert service["spec"]["ports"][0]["port"] == 80
+    assert after("--expect-workers", judges) == str(workers["completions"]) == str(workers["parallelism"])
+
+
+def after(option: str, container: dict) -> str:
+    arguments: list[str] = container["args"]
+    return arguments[arguments.index(option) + 1]
 
 
 def test_the_overlay_for_a_gpu_names_device_and_memory_and_keeps_the_rest():
@@ -190,3 +222,14 @@ def test_kserve_finds_the_container_the_protocol_and_the_layers():
     assert model["runtime"] == runtime["metadata"]["name"]
     assert runtime["spec"]["protocolVersions"] == [model["protocolVersion"]] == ["v2"]
     assert runtime["spec"]["supportedModelFormats"] == [model["modelFormat"] | {"autoSelect": True}]
+    (port,) = container["ports"]
+    assert (
+        runtime["spec"]["annotations"]["prometheus.kserve.io/port"]
+        == told(container)["port"]
+        == str(port["containerPort"])
+    )
+
+
+def test_pods_of_kserve_are_not_selected_by_the_base():
+    labels = one(render("kserve"), "InferenceService")["metadata"].get("labels", {})  # KServe copies them to its pods
+    assert not one(render("cpu"), "Service")["spec"]["selector"].items() <= labels.items()

@@ -1216,6 +1216,18 @@ async def test_over_tls_an_overdue_connection_ends_without_half_a_close(is_shed)
     assert room.wire.events == ["close"]
 
 
+@OVERDUE
+@pytest.mark.parametrize(
+    "last", [post(b"/", b"", CLOSE), post().replace(b"HTTP/1.1", b"HTTP/1.0")], ids=["close", "1.0"]
+)
+@on_the_loop
+async def test_a_request_that_ends_its_overdue_connection_itself_closes_it_at_once(is_shed, last):
+    room = await overdue(is_shed)
+    room.wire.is_tls = True
+    await room.send(last)
+    assert room.wire.events == ["close"]
+
+
 @on_the_loop
 async def test_a_body_that_arrives_while_its_connection_comes_of_age_is_read_and_answered():
     room = Room(AGED)

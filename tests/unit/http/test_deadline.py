@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from service.http.connection import Deadline
+from service.http.deadline import Deadline
 from tests.doubles import ManualClock
 
 
