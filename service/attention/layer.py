@@ -20,13 +20,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 
 from service.attention import kernels, projection
-from service.attention.attention_weights import attend_with_extras, extras_alone, joined
+from service.attention.attention_weights import attend_with_extras, extras_alone, joined, to_host
 from service.attention.call import Answer, Call, Extras
 from service.attention.kernels import Heads
 from service.attention.masks import lowered_on
 from service.attention.progress import note_filler, stop_point
 from service.attention.projection import Packed, Plain, Projection
 from service.attention.spec import LayerSpec
+from service.attention.transfers import awaited
 from service.errors import LayerNotLoaded
 
 # Sort order of a batch: unmasked self-attention whose sequences share an attention call, other self-attention, cross-attention.
@@ -163,7 +164,8 @@ class Layer:
         projection.fill(context_RK, tokens, width)
         extras = self._attend_all(calls, sort_keys, context_RK[:tokens, :width])
         output = context_RK[:, :width] if self._output is None else self._output(context_RK, self.least_rows)
-        output = output.to("cpu")  # in one copy
+        if output.device.type != "cpu":  # in one copy, converted there
+            output = awaited(output[:tokens], functools.reduce(torch.promote_types, {call.query.dtype for call in calls}))
         parts = zip(calls, projection.split(output, shapes), extras, strict=True)
         return [
             Answer(part.to(call.query)) if found is None else Answer(part.to(call.query), *found)
@@ -172,7 +174,8 @@ class Layer:
 
     def _rows_with_filler(self, tokens: int, num_products: int) -> int:
         """Round the row count up; the difference counts as filler of the batch, once for each product."""
-        rows = projection.padded_rows(tokens, self.least_rows, self.sizes if self._is_packed else ())
+        sizes = self.sizes if self._is_packed else projection.sizes_on(self._like)
+        rows = projection.padded_rows(tokens, self.least_rows, sizes)
         note_filler((rows - tokens) * num_products)
         return rows
 
@@ -224,7 +227,7 @@ class Layer:
         for call in calls:
             own = list(itertools.islice(views, call.query.shape[0]))
             found = [extras_alone(one, None, scale, call, self._output_DK) for one in own if call.asks_more]
-            extras.append(joined(found) if found else None)
+            extras.append(to_host(joined(found)) if found else None)
         return rows, extras
 
     def _project_self(self, parts: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -269,7 +272,7 @@ class Layer:
             output.copy_(context) if mask is None else torch.add(context, 0.0, out=output)
             found += [] if extras is None else [extras]
             stop_point()
-        return joined(found) if found else None
+        return to_host(joined(found)) if found else None
 
     def _kernel_heads(self, views: Heads) -> Heads:
         """Return one sequence as kernels take it: copied, with the extra keys, and shared key and value heads repeated."""

@@ -21,9 +21,11 @@ import torch
 import torch.nn.functional as F
 
 from service.attention.progress import stop_point
+from service.attention.transfers import MAX_PINNED, on_host, to_device
 
 # Scores of one step: a step takes less than a millisecond and its temporaries stay in the cache.
 STEP_CELLS = 2**18
+GPU_ROW_MULTIPLE = 8
 _BLOCKED = {dtype: torch.tensor(-torch.inf, dtype=dtype) for dtype in (torch.float32, torch.float64)}
 
 
@@ -169,9 +171,15 @@ def lowered_on(
     # CUDA kernels take a bias only in the query's dtype, and multiply it by log2(e) in float32. Neither may make it infinite;
     # half of float32's range stays finite.
     most = min(torch.finfo(like.dtype).max, torch.finfo(table.dtype).max / 2)
-    for block in _in_steps(table):
-        torch.where(block == -torch.inf, block, block.clamp(-most, most), out=block)
-    return table.to(like.device, like.dtype)
+    if any(isinstance(one, Added) for one in mask.masks):
+        for block in _in_steps(table):
+            torch.where(block == -torch.inf, block, block.clamp(-most, most), out=block)
+    # Their rows begin at multiples of some values; torch would copy a table whose rows do not.
+    keys = table.shape[2]
+    shape = (*table.shape[:2], -(-keys // GPU_ROW_MULTIPLE) * GPU_ROW_MULTIPLE)
+    host = on_host(shape, table.dtype, like) if table.numel() <= MAX_PINNED else torch.empty(shape, dtype=table.dtype)
+    host[..., :keys], host[..., keys:] = table, 0.0
+    return to_device(host, like)[..., :keys]
 
 
 def _in_steps(values: torch.Tensor) -> Iterator[torch.Tensor]:

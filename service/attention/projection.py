@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 
 from service.attention.progress import stop_point
+from service.attention.transfers import on_host
 
 ROW_MULTIPLE = 4
 # At an inner width that is no multiple of 4, oneMKL's rounding depends on the number of rows in most layers.
@@ -49,6 +50,9 @@ PRODUCT_ROWS = 10
 # Rows of a piece of an unpacked product. From twice as many rows on it is computed in pieces; the last takes the rest, so it is
 # never small. A batch may stop between two pieces (12 ms each at a width of 512 in float64).
 PIECE_ROWS = 1024
+
+# Rows of each product in float32 on a GPU. How cuBLAS rounds there depends on the row count, so every product has this one.
+GPU_ROWS = 256
 
 # Operators that torch's own compiler emits for a linear layer on a CPU. They are not public, so code checks that they exist.
 _ops = torch.ops.mkldnn
@@ -85,11 +89,15 @@ class Plain(Projection):
 
     @property
     def least_rows(self) -> int:
+        if sizes_on(self.weight):
+            return GPU_ROWS
         if self.weight.dtype not in (torch.bfloat16, torch.float16):
             return MIN_ROWS
         return max(MIN_ROWS, MIN_HALF_PRODUCT // self.num_weights + 1)
 
     def __call__(self, x_RK: torch.Tensor, _: int, /) -> torch.Tensor:
+        if sizes_on(self.weight):
+            return self._in_blocks(x_RK)
         if len(x_RK) < 2 * PIECE_ROWS or x_RK.device.type != "cpu":
             return F.linear(x_RK, self.weight, self.bias)
         y = x_RK.new_empty(len(x_RK), self.weight.shape[0])
@@ -99,6 +107,12 @@ class Plain(Projection):
             place.copy_(F.linear(part, self.weight, self.bias))
             stop_point()
         return y
+
+    def _in_blocks(self, x_RK: torch.Tensor) -> torch.Tensor:
+        """Compute products of GPU_ROWS rows each, in one launch."""
+        x_BRK = x_RK.view(-1, GPU_ROWS, x_RK.shape[1])
+        y_BRW = torch.bmm(x_BRK, self.weight.T.expand(len(x_BRK), -1, -1))
+        return (y_BRW if self.bias is None else y_BRW.add_(self.bias)).flatten(0, 1)
 
     def rows(self, start: int, stop: int) -> Plain:
         """Return the projection to some of the outputs, over the same memory."""
@@ -152,6 +166,11 @@ def _fewest(least: int, sizes: tuple[int, ...]) -> Mapping[int, list[int]]:
             shortest = min(found, key=len)
             fewest[total] = sorted(shortest, reverse=True)
     return fewest
+
+
+def sizes_on(weight: torch.Tensor) -> tuple[int, ...]:
+    """Return the row counts of products with an unpacked weight, or () where any will do."""
+    return (GPU_ROWS,) if weight.device.type != "cpu" and weight.dtype == torch.float32 else ()
 
 
 def row_counts(dtype: torch.dtype, num_weights: int) -> tuple[int, ...]:
@@ -218,8 +237,7 @@ def pack(parts: Sequence[torch.Tensor], rows: int, like: torch.Tensor) -> torch.
     place = packed[:tokens, :width]
     if like.device.type != "cpu":  # one copy, which the host does not wait for
         dtype = functools.reduce(torch.promote_types, {part.dtype for part in flat})
-        host = torch.empty(tokens, width, dtype=dtype, pin_memory=like.is_cuda)
-        place.copy_(torch.cat(flat, out=host), non_blocking=True)
+        place.copy_(torch.cat(flat, out=on_host((tokens, width), dtype, like)), non_blocking=True)
     elif all(part.dtype == like.dtype for part in flat):
         torch.cat(flat, out=place)
     else:

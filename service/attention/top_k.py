@@ -29,7 +29,8 @@ def largest(weights: torch.Tensor, k: int) -> TopK:
     step = max(1, SORTED_CELLS // rows.shape[-1])
     for start in range(0, len(rows), step):
         part = slice(start, start + step)
-        if k > MAX_CHOSEN_SHARE * rows.shape[-1]:
+        # A GPU sorts, because to look for ties the host would wait for it.
+        if k > MAX_CHOSEN_SHARE * rows.shape[-1] or rows.device.type != "cpu":
             in_order = rows[part].sort(dim=-1, descending=True, stable=True)
             values[part], indices[part] = in_order.values[:, :k], in_order.indices[:, :k]
         else:
