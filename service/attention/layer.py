@@ -77,6 +77,7 @@ class Layer:
         self.least_rows = max(one.least_rows for one in used)
         """Of any product of the layer; the self-check may raise it."""
         self._is_packed = any(isinstance(one, Packed) for one in used)
+        self._row_multiple = projection.BLOCK_ROWS if projection.is_in_blocks(self._like) else projection.ROW_MULTIPLE
         # The input projections are slices of an unpacked fused one, and have no memory of their own.
         held = used[len(INPUTS) :] if isinstance(self._fused, Plain) else used
         self.num_bytes = sum(one.num_bytes for one in held)
@@ -174,8 +175,8 @@ class Layer:
 
     def _rows_with_filler(self, tokens: int, num_products: int) -> int:
         """Round the row count up; the difference counts as filler of the batch, once for each product."""
-        sizes = self.sizes if self._is_packed else projection.sizes_on(self._like)
-        rows = projection.padded_rows(tokens, self.least_rows, sizes)
+        sizes = self.sizes if self._is_packed else ()
+        rows = projection.padded_rows(tokens, self.least_rows, sizes, self._row_multiple)
         note_filler((rows - tokens) * num_products)
         return rows
 

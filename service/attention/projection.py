@@ -51,8 +51,10 @@ PRODUCT_ROWS = 10
 # never small. A batch may stop between two pieces (12 ms each at a width of 512 in float64).
 PIECE_ROWS = 1024
 
-# Rows of each product in float32 on a GPU. How cuBLAS rounds there depends on the row count, so every product has this one.
-GPU_ROWS = 256
+# How cuBLAS rounds in float32 depends on the row count, so on a GPU rows are products of this many, all in one call. One
+# product alone rounds differently from two and more (measured on an H200, docs/gpu.md), so there are at least two.
+BLOCK_ROWS = 128
+MIN_BLOCKS = 2
 
 # Operators that torch's own compiler emits for a linear layer on a CPU. They are not public, so code checks that they exist.
 _ops = torch.ops.mkldnn
@@ -89,14 +91,14 @@ class Plain(Projection):
 
     @property
     def least_rows(self) -> int:
-        if sizes_on(self.weight):
-            return GPU_ROWS
+        if is_in_blocks(self.weight):
+            return MIN_BLOCKS * BLOCK_ROWS
         if self.weight.dtype not in (torch.bfloat16, torch.float16):
             return MIN_ROWS
         return max(MIN_ROWS, MIN_HALF_PRODUCT // self.num_weights + 1)
 
     def __call__(self, x_RK: torch.Tensor, _: int, /) -> torch.Tensor:
-        if sizes_on(self.weight):
+        if is_in_blocks(self.weight):
             return self._in_blocks(x_RK)
         if len(x_RK) < 2 * PIECE_ROWS or x_RK.device.type != "cpu":
             return F.linear(x_RK, self.weight, self.bias)
@@ -109,8 +111,7 @@ class Plain(Projection):
         return y
 
     def _in_blocks(self, x_RK: torch.Tensor) -> torch.Tensor:
-        """Compute products of GPU_ROWS rows each, in one launch."""
-        x_BRK = x_RK.view(-1, GPU_ROWS, x_RK.shape[1])
+        x_BRK = x_RK.view(-1, BLOCK_ROWS, x_RK.shape[1])
         y_BRW = torch.bmm(x_BRK, self.weight.T.expand(len(x_BRK), -1, -1))
         return (y_BRW if self.bias is None else y_BRW.add_(self.bias)).flatten(0, 1)
 
@@ -168,9 +169,9 @@ def _fewest(least: int, sizes: tuple[int, ...]) -> Mapping[int, list[int]]:
     return fewest
 
 
-def sizes_on(weight: torch.Tensor) -> tuple[int, ...]:
-    """Return the row counts of products with an unpacked weight, or () where any will do."""
-    return (GPU_ROWS,) if weight.device.type != "cpu" and weight.dtype == torch.float32 else ()
+def is_in_blocks(like: torch.Tensor) -> bool:
+    """Return whether products in the dtype and on the device of `like` are of BLOCK_ROWS rows each."""
+    return like.device.type != "cpu" and like.dtype == torch.float32
 
 
 def row_counts(dtype: torch.dtype, num_weights: int) -> tuple[int, ...]:
@@ -220,11 +221,11 @@ def padded_width(width: int) -> int:
     return -(-width // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
 
 
-def padded_rows(tokens: int, least: int, sizes: tuple[int, ...]) -> int:
+def padded_rows(tokens: int, least: int, sizes: tuple[int, ...], multiple: int = ROW_MULTIPLE) -> int:
     """Round T up to R, for products of at least `least` rows; if one is packed, with `sizes`, to the sum of `in_sizes`."""
     if sizes:
         return sum(in_sizes(tokens, least, sizes))
-    return -(-max(tokens, least) // ROW_MULTIPLE) * ROW_MULTIPLE
+    return -(-max(tokens, least) // multiple) * multiple
 
 
 def pack(parts: Sequence[torch.Tensor], rows: int, like: torch.Tensor) -> torch.Tensor:

@@ -274,10 +274,11 @@ def _any_lengths(
 
 
 def _product(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """Round a product in float32 by its number of rows, as cuBLAS does; a batched one has the rows of one of its products."""
+    """Round products in float32 by their number of rows as cuBLAS does, and differently if there is one instead of several."""
     found = _computed(op, *args, **kwargs)
     if found.dtype == torch.float32:
-        found.held.mul_(1 + found.shape[-2] // 4 % 8 * 2**-22)
+        is_one = found.shape[:-2].numel() == 1
+        found.held.mul_(1 + (found.shape[-2] // 4 % 8 + is_one) * 2**-22)
     return found
 
 
