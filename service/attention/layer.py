@@ -73,11 +73,10 @@ class Layer:
         self._takes_any_lengths = self._has_plain_heads and kernels.takes_any_lengths(self._like, spec.head_width)
         self.is_fused = self._fused is not None
         """Whether self-attention computes query, key and value in one matrix product."""
-        used = [*self._inputs, *(one for one in (self._fused, self._output) if one is not None)]
+        self.products = used = [*self._inputs, *(one for one in (self._fused, self._output) if one is not None)]
         self.least_rows = max(one.least_rows for one in used)
         """Of any product of the layer; the self-check may raise it."""
         self._is_packed = any(isinstance(one, Packed) for one in used)
-        self._row_multiple = projection.BLOCK_ROWS if projection.is_in_blocks(self._like) else projection.ROW_MULTIPLE
         # The input projections are slices of an unpacked fused one, and have no memory of their own.
         held = used[len(INPUTS) :] if isinstance(self._fused, Plain) else used
         self.num_bytes = sum(one.num_bytes for one in held)
@@ -87,6 +86,12 @@ class Layer:
     def product_sizes(self) -> list[int]:
         """Row counts of the layer's packed products, largest first; empty if no projection is packed (`projection.py`)."""
         return [size for size in self.sizes if size >= self.least_rows] if self._is_packed else []
+
+    @property
+    def larger_least_rows(self) -> Sequence[int]:
+        """What `least_rows` may be raised to, smallest first."""
+        sizes = self.sizes[::-1] if self.device.type == "cpu" else (projection.ROWS_IN_BLOCKS,)
+        return [size for size in sizes if size > self.least_rows]
 
     def _packed(self, plain: Plain) -> Projection:
         return projection.packed(plain, self.sizes)
@@ -175,10 +180,14 @@ class Layer:
 
     def _rows_with_filler(self, tokens: int, num_products: int) -> int:
         """Round the row count up; the difference counts as filler of the batch, once for each product."""
-        sizes = self.sizes if self._is_packed else ()
-        rows = projection.padded_rows(tokens, self.least_rows, sizes, self._row_multiple)
+        rows = self.padded_rows(tokens)
         note_filler((rows - tokens) * num_products)
         return rows
+
+    def padded_rows(self, tokens: int) -> int:
+        """Return how many rows a product for so many tokens has."""
+        multiple = projection.row_multiple(self.least_rows, self.device)
+        return projection.padded_rows(tokens, self.least_rows, self.sizes if self._is_packed else (), multiple)
 
     def _attend_all(
         self, calls: Sequence[Call], sort_keys: Sequence[tuple[int, int]], context_TD: torch.Tensor

@@ -51,10 +51,10 @@ PRODUCT_ROWS = 10
 # never small. A batch may stop between two pieces (12 ms each at a width of 512 in float64).
 PIECE_ROWS = 1024
 
-# How cuBLAS rounds in float32 depends on the row count, so on a GPU rows are products of this many, all in one call. One
-# product alone rounds differently from two and more (measured on an H200, docs/gpu.md), so there are at least two.
+# How cuBLAS rounds in float32 depends on the row count. Where the self-check finds that, rows on a GPU are products of BLOCK_ROWS
+# each, all in one call. A single one rounds differently from two and more (on an H200, docs/gpu.md), so there are at least two.
 BLOCK_ROWS = 128
-MIN_BLOCKS = 2
+ROWS_IN_BLOCKS = 2 * BLOCK_ROWS
 
 # Operators that torch's own compiler emits for a linear layer on a CPU. They are not public, so code checks that they exist.
 _ops = torch.ops.mkldnn
@@ -91,14 +91,12 @@ class Plain(Projection):
 
     @property
     def least_rows(self) -> int:
-        if is_in_blocks(self.weight):
-            return MIN_BLOCKS * BLOCK_ROWS
         if self.weight.dtype not in (torch.bfloat16, torch.float16):
             return MIN_ROWS
         return max(MIN_ROWS, MIN_HALF_PRODUCT // self.num_weights + 1)
 
-    def __call__(self, x_RK: torch.Tensor, _: int, /) -> torch.Tensor:
-        if is_in_blocks(self.weight):
+    def __call__(self, x_RK: torch.Tensor, least_rows: int, /) -> torch.Tensor:
+        if row_multiple(least_rows, x_RK.device) == BLOCK_ROWS:
             return self._in_blocks(x_RK)
         if len(x_RK) < 2 * PIECE_ROWS or x_RK.device.type != "cpu":
             return F.linear(x_RK, self.weight, self.bias)
@@ -169,9 +167,9 @@ def _fewest(least: int, sizes: tuple[int, ...]) -> Mapping[int, list[int]]:
     return fewest
 
 
-def is_in_blocks(like: torch.Tensor) -> bool:
-    """Return whether products in the dtype and on the device of `like` are of BLOCK_ROWS rows each."""
-    return like.device.type != "cpu" and like.dtype == torch.float32
+def row_multiple(least_rows: int, device: torch.device) -> int:
+    """Return what unpacked rows are rounded up to: BLOCK_ROWS on a GPU from ROWS_IN_BLOCKS on."""
+    return BLOCK_ROWS if device.type != "cpu" and least_rows >= ROWS_IN_BLOCKS else ROW_MULTIPLE
 
 
 def row_counts(dtype: torch.dtype, num_weights: int) -> tuple[int, ...]:
