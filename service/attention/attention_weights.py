@@ -295,11 +295,15 @@ def selected(source: Scores, wanted: WeightsWanted, values: Values | None = None
     if wanted.form == "mean":
         chosen = sorted(chosen)  # so that the mean's bits do not depend on the order of the request
     lengths = values.lengths(chosen, num_heads) if values is not None and wanted.form == "contributions" else None
-    has_table = wanted.form in ("heads", "contributions")
     is_one_block = queries <= source.block_rows and len(chosen) * queries * keys <= MAX_CELLS
-    if has_table and wanted.queries is None and (is_one_block or source.weights is not None):
+    if wanted.form != "mean" and wanted.queries is None and (is_one_block or source.weights is not None):
         whole = next(_contributions(source.rows(chosen, slice(0, queries), wanted.stage), lengths))
-        return whole.to(wanted.dtype).unsqueeze(0)
+        if wanted.k is None:
+            return whole.to(wanted.dtype).unsqueeze(0)
+        dtypes = (wanted.dtype, torch.int32, wanted.dtype)
+        return TopK(
+            *(x.to(dtype).unsqueeze(0) for x, dtype in zip(top_k.largest(whole, wanted.k), dtypes, strict=True))
+        )
     num_rows = queries if wanted.queries is None else len(wanted.queries)
     lead = (1, num_rows) if wanted.form == "mean" else (1, len(chosen), num_rows)
     k = keys if wanted.k is None else wanted.k

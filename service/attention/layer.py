@@ -171,7 +171,9 @@ class Layer:
         extras = self._attend_all(calls, sort_keys, context_RK[:tokens, :width])
         output = context_RK[:, :width] if self._output is None else self._output(context_RK, self.least_rows)
         if output.device.type != "cpu":  # in one copy, converted there
-            output = awaited(output[:tokens], functools.reduce(torch.promote_types, {call.query.dtype for call in calls}))
+            output = awaited(
+                output[:tokens], functools.reduce(torch.promote_types, {call.query.dtype for call in calls})
+            )
         parts = zip(calls, projection.split(output, shapes), extras, strict=True)
         return [
             Answer(part.to(call.query)) if found is None else Answer(part.to(call.query), *found)

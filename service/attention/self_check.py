@@ -161,10 +161,14 @@ def _products_keep_bits(layer: Layer) -> Iterator[bool]:
     products are of numbers whose sums nearly cancel, which shows it in one of 40. Their kernels depend on shapes alone.
     """
     counts = layer.product_sizes or sorted({layer.padded_rows(tokens) for tokens in PRODUCT_TOKENS}, reverse=True)
-    for (out, width), has_bias in dict.fromkeys((tuple(one.weight.shape), one.bias is not None) for one in layer.products):
+    for (out, width), has_bias in dict.fromkeys(
+        (tuple(one.weight.shape), one.bias is not None) for one in layer.products
+    ):
         generator = torch.Generator().manual_seed(SEED)
         half, x = (torch.randn(n, width // 2, generator=generator).to(layer.dtype) for n in (out, counts[0]))
-        other = torch.where(torch.rand(x.shape, generator=generator) < CHANGED_SHARE, x * (1 + 2 * torch.finfo(x.dtype).eps), x)
+        other = torch.where(
+            torch.rand(x.shape, generator=generator) < CHANGED_SHARE, x * (1 + 2 * torch.finfo(x.dtype).eps), x
+        )
         weight = torch.cat([half, -half], dim=1).to(layer.device)
         plain = Plain(weight, weight.new_zeros(out) if has_bias else None)
         product = packed(plain, layer.sizes)

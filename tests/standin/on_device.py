@@ -50,7 +50,6 @@ def test_a_batch_of_16_asks_little_of_the_device(calls, most):
     layer = Layer(SPEC, make_tensors(SPEC), dtype=torch.float32, device=DEVICE)
     with counted() as counts, torch.inference_mode():
         layer.forward(calls)
-    print(counts)
     assert counts.launches <= most.launches
     assert counts.copies <= most.copies
     assert counts.waits <= most.waits
