@@ -17,6 +17,7 @@ from service.attention.engine import Engine, EngineOptions
 from service.attention.layer import Layer
 from service.attention.masks import Added, CombinedMask, Sizes, causal
 from tests.attention_fixtures import CPU, OneLayer, make_spec, make_tensors, randn, same_answers
+from tests.standin import device
 from tests.standin.device import Counts, counted, register
 
 DEVICE = register()
@@ -141,8 +142,8 @@ def test_operands_on_two_devices_fail_as_on_cuda():
         x.to(DEVICE) + x
 
 
-def test_calls_in_exact_mode_share_products_and_have_the_same_bits_alone_and_in_a_batch():
-    """The stand-in rounds by the rows of a product in float32, as cuBLAS does."""
+def test_calls_in_exact_mode_share_products_and_have_the_same_bits_alone_and_in_a_batch(monkeypatch):
+    monkeypatch.setattr(device, "rounds_by_rows", True)
     engine = OneLayer(EngineOptions(DEVICE, torch.float32, exact=True), SPEC)
     assert not engine.loaded.is_sequential
     calls = batch(MIXED)
