@@ -36,7 +36,7 @@ _ALLOCATIONS = {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_
 _FACTORIES = ("empty.memory_format", "empty_strided", "arange", "arange.start", "arange.start_step", "zeros", "full")
 _libraries: list[torch.library.Library] = []
 rounds_by_rows = False
-"""Whether products in float32 round by their number of rows, as cuBLAS's do; layers that have no self-check behind them do not."""
+"""Whether products in float32 round by their number of rows, as those of cuBLAS do."""
 
 
 @dataclasses.dataclass(slots=True)
