@@ -12,6 +12,7 @@ one sequence at a time.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -25,7 +26,7 @@ from service.attention.call import Answer, Call, Extras
 from service.attention.kernels import Heads
 from service.attention.masks import lowered_on
 from service.attention.progress import note_filler, stop_point
-from service.attention.projection import Packed, Plain, Projection
+from service.attention.projection import ROWS_IN_BLOCKS, SIZES, Packed, Plain, Projection
 from service.attention.spec import LayerSpec
 from service.attention.transfers import awaited
 from service.errors import LayerNotLoaded
@@ -88,10 +89,24 @@ class Layer:
         return [size for size in self.sizes if size >= self.least_rows] if self._is_packed else []
 
     @property
-    def larger_least_rows(self) -> Sequence[int]:
-        """What `least_rows` may be raised to, smallest first."""
-        sizes = self.sizes[::-1] if self.device.type == "cpu" else (projection.ROWS_IN_BLOCKS,)
-        return [size for size in sizes if size > self.least_rows]
+    def row_rules(self) -> list[tuple[int, tuple[int, ...]]]:
+        """Least rows and sizes that the self-check may choose: first fewer rows, as most requests have few, then more sizes."""
+        least = self.least_rows
+        if self.device.type != "cpu":
+            return [(least, self.sizes), *([(ROWS_IN_BLOCKS, self.sizes)] if least < ROWS_IN_BLOCKS else [])]
+        rows = [least, *(size for size in self.sizes[::-1] if size > least)]
+        kinds = dict.fromkeys((self.sizes, SIZES))
+        return [(few, sizes) for few in rows for sizes in kinds if few <= max(sizes[0], least)]
+
+    def set_row_rule(self, least_rows: int, sizes: tuple[int, ...]) -> None:
+        """Compute products of at least so many rows from now on, and packed ones of these sizes."""
+        self.least_rows, self.sizes = least_rows, sizes
+
+        def changed(one: Projection) -> Projection:
+            return dataclasses.replace(one, sizes=sizes) if isinstance(one, Packed) else one
+
+        self._inputs = [changed(one) for one in self._inputs]
+        self._fused, self._output = (one and changed(one) for one in (self._fused, self._output))
 
     def _packed(self, plain: Plain) -> Projection:
         return projection.packed(plain, self.sizes)

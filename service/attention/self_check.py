@@ -66,20 +66,23 @@ def rated(variant: Variant) -> tuple[Sequence[Any], int]:
 
 
 def settle(layer: Variant) -> Iterator[None]:
-    """Find the least rows of a product with which a layer passes `checks`; without any, it is sequential.
+    """Find the row counts of products with which a layer passes `checks`; without any, it is sequential.
 
     A step is one pass.
     """
-    least_rows, has_passed = layer.least_rows, True
-    for rows in (least_rows, *(layer.larger_least_rows if isinstance(layer, Layer) else ())):
-        layer.least_rows = rows
+    rules, has_passed = layer.row_rules if isinstance(layer, Layer) else [(layer.least_rows, ())], True
+    for rule in rules:
+        if isinstance(layer, Layer):
+            layer.set_row_rule(*rule)
         for has_passed in checks(layer):
             yield
             if not has_passed:
                 break
         if has_passed:
             return
-    layer.least_rows, layer.is_sequential = least_rows, True
+    if isinstance(layer, Layer):
+        layer.set_row_rule(*rules[0])
+    layer.is_sequential = True
 
 
 def first_rate(variant: Variant, clock: Callable[[], float]) -> float:
