@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from benchmarks.gpu_checks import CHECKS, DRY, REAL, Row, Scale
 from benchmarks.gpu_serve import serve, tests
+from service.attention.heap import keep_freed
 
 PARTS: Mapping[str, Callable[[Scale], Iterator[Row]]] = {
     **CHECKS,
@@ -24,6 +25,7 @@ PARTS: Mapping[str, Callable[[Scale], Iterator[Row]]] = {
 
 def main(name: str, scale: str) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    keep_freed()  # as a worker of the service does
     has_failed = False
     for row in PARTS[name]({"real": REAL, "dry": DRY}[scale]):
         print(json.dumps(row), flush=True)

@@ -10,6 +10,7 @@ however many there are. Scores are float32, or float64 for float64 heads.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from service.attention import top_k
+from service.attention import top_k, transfers
 from service.attention.call import AttentionCall, Call, Extras, Stage, TopK, Weights, WeightsWanted
 from service.attention.kernels import Heads, attend, is_small, safe_range, small_weights
 from service.attention.progress import stop_point
@@ -92,12 +93,12 @@ def extras_alone(
 
 
 def extras(source: Scores, asked: Call | AttentionCall, values: Values) -> Extras:
-    """Return what a call asks of one sequence, on the CPU."""
+    """Return what a call asks of one sequence, on its device."""
     # The entropy first, because selecting the largest weights overwrites those that are known.
-    entropy = source.entropies().to("cpu").unsqueeze(0) if asked.has_entropy else None
+    entropy = source.entropies().unsqueeze(0) if asked.has_entropy else None
     weights = None if asked.weights is None else selected(source, asked.weights, values)
     scores = None if asked.scores is None else selected(source._replace(weights=None), asked.scores)
-    lse = source.log_sums().to("cpu").unsqueeze(0) if asked.has_lse else None
+    lse = source.log_sums().unsqueeze(0) if asked.has_lse else None
     assert scores is None or isinstance(scores, torch.Tensor)
     return Extras(weights, scores, lse, entropy)
 
@@ -245,7 +246,8 @@ class Scores(NamedTuple):
         if mask is None:
             return weights
         is_dead = _is_dead(mask)  # in most blocks no row is
-        return weights.masked_fill_(is_dead, 0.0) if bool(is_dead.any()) else weights
+        is_any_dead = is_dead.device.type != "cpu" or bool(is_dead.any())  # a GPU is not waited for
+        return weights.masked_fill_(is_dead, 0.0) if is_any_dead else weights
 
     def _with_sinks(self, scores: torch.Tensor, heads: Sequence[int]) -> torch.Tensor:
         """Return the scores with the sink of each head as one column more."""
@@ -293,21 +295,26 @@ def selected(source: Scores, wanted: WeightsWanted, values: Values | None = None
     if wanted.form == "mean":
         chosen = sorted(chosen)  # so that the mean's bits do not depend on the order of the request
     lengths = values.lengths(chosen, num_heads) if values is not None and wanted.form == "contributions" else None
-    has_table = wanted.form in ("heads", "contributions")
     is_one_block = queries <= source.block_rows and len(chosen) * queries * keys <= MAX_CELLS
-    if has_table and wanted.queries is None and (is_one_block or source.weights is not None):
+    if wanted.form != "mean" and wanted.queries is None and (is_one_block or source.weights is not None):
         whole = next(_contributions(source.rows(chosen, slice(0, queries), wanted.stage), lengths))
-        return whole.to("cpu", wanted.dtype).unsqueeze(0)
+        if wanted.k is None:
+            return whole.to(wanted.dtype).unsqueeze(0)
+        dtypes = (wanted.dtype, torch.int32, wanted.dtype)
+        return TopK(
+            *(x.to(dtype).unsqueeze(0) for x, dtype in zip(top_k.largest(whole, wanted.k), dtypes, strict=True))
+        )
     num_rows = queries if wanted.queries is None else len(wanted.queries)
     lead = (1, num_rows) if wanted.form == "mean" else (1, len(chosen), num_rows)
     k = keys if wanted.k is None else wanted.k
-    answer = [torch.empty(*lead, k, dtype=wanted.dtype)]
+    empty = functools.partial(torch.empty, device=source.q.device)
+    answer = [empty(*lead, k, dtype=wanted.dtype)]
     if wanted.form == "top_k":
-        answer += [torch.empty(*lead, k, dtype=torch.int32), torch.empty(*lead, dtype=wanted.dtype)]
+        answer += [empty(*lead, k, dtype=torch.int32), empty(*lead, dtype=wanted.dtype)]
     for block, places, rows in _requested_blocks(queries, source.block_rows, wanted.queries):
         parts = _contributions(source.rows(chosen, block, wanted.stage), lengths)
         if wanted.form == "mean":
-            answer[0][0, places] = _mean(parts, len(chosen))[rows].to("cpu", wanted.dtype)
+            answer[0][0, places] = _mean(parts, len(chosen))[rows].to(wanted.dtype)
             continue
         first = 0
         for part in parts:
@@ -315,7 +322,7 @@ def selected(source: Scores, wanted: WeightsWanted, values: Values | None = None
             w_NRS = part[:, rows]
             found = (w_NRS,) if wanted.k is None else top_k.largest(w_NRS, wanted.k)
             for place, new in zip(answer, found, strict=True):
-                place[0, heads, places] = new.to("cpu", place.dtype)
+                place[0, heads, places] = new.to(place.dtype)
             first = heads.stop
     return TopK(*answer) if wanted.form == "top_k" else answer[0]
 
@@ -355,6 +362,17 @@ def _mean(parts: Iterable[torch.Tensor], num_heads: int) -> torch.Tensor:
 def joined(parts: Sequence[Extras]) -> Extras:
     """Join what the sequences of one call give along their B axis; a single part is not copied."""
     return parts[0] if len(parts) == 1 else Extras(*(_joined(found) for found in zip(*parts, strict=True)))
+
+
+def to_host(found: Extras) -> Extras:
+    """Return extras on the host; from a GPU they are complete when the host next waits for it."""
+    return Extras(*map(_to_host, found))
+
+
+def _to_host(one: Any) -> Any:
+    if isinstance(one, TopK):
+        return TopK(*map(transfers.to_host, one))
+    return None if one is None else transfers.to_host(one)
 
 
 def _joined(parts: Sequence[Any]) -> Any:

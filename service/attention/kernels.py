@@ -189,11 +189,8 @@ def attend_any_lengths(
 ) -> torch.Tensor:
     """Return `attend` of consecutive unmasked sequences as o_TNV, in one launch; q_TNH, k_TNH and v_TNV lie on a GPU."""
     ends = [[0, *itertools.accumulate(lengths)] for lengths in (query_lengths, key_lengths)]
-    of_query, of_key = (
-        torch.tensor([*ends[0], *ends[1]], dtype=torch.int32)
-        .to(heads.q.device)
-        .split_with_sizes([len(one) for one in ends])
-    )
+    both = torch.tensor([*ends[0], *ends[1]], dtype=torch.int32, pin_memory=heads.q.is_cuda)
+    of_query, of_key = both.to(heads.q.device, non_blocking=True).split_with_sizes([len(one) for one in ends])
     most = max(query_lengths), max(key_lengths)
     q, k, v = (x.unsqueeze(0) for x in heads)
     found: torch.Tensor = _any_lengths.default(q, k, v, None, of_query, of_key, *most, 0.0, 0, scale=scale)[0]  # type: ignore[union-attr]

@@ -12,6 +12,7 @@ one sequence at a time.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -20,13 +21,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 
 from service.attention import kernels, projection
-from service.attention.attention_weights import attend_with_extras, extras_alone, joined
+from service.attention.attention_weights import attend_with_extras, extras_alone, joined, to_host
 from service.attention.call import Answer, Call, Extras
 from service.attention.kernels import Heads
 from service.attention.masks import lowered_on
 from service.attention.progress import note_filler, stop_point
-from service.attention.projection import Packed, Plain, Projection
+from service.attention.projection import ROWS_IN_BLOCKS, SIZES, Packed, Plain, Projection
 from service.attention.spec import LayerSpec
+from service.attention.transfers import awaited
 from service.errors import LayerNotLoaded
 
 # Sort order of a batch: unmasked self-attention whose sequences share an attention call, other self-attention, cross-attention.
@@ -72,7 +74,7 @@ class Layer:
         self._takes_any_lengths = self._has_plain_heads and kernels.takes_any_lengths(self._like, spec.head_width)
         self.is_fused = self._fused is not None
         """Whether self-attention computes query, key and value in one matrix product."""
-        used = [*self._inputs, *(one for one in (self._fused, self._output) if one is not None)]
+        self.products = used = [*self._inputs, *(one for one in (self._fused, self._output) if one is not None)]
         self.least_rows = max(one.least_rows for one in used)
         """Of any product of the layer; the self-check may raise it."""
         self._is_packed = any(isinstance(one, Packed) for one in used)
@@ -85,6 +87,26 @@ class Layer:
     def product_sizes(self) -> list[int]:
         """Row counts of the layer's packed products, largest first; empty if no projection is packed (`projection.py`)."""
         return [size for size in self.sizes if size >= self.least_rows] if self._is_packed else []
+
+    @property
+    def row_rules(self) -> list[tuple[int, tuple[int, ...]]]:
+        """Least rows and sizes that the self-check may choose: first fewer rows, as most requests have few, then more sizes."""
+        least = self.least_rows
+        if self.device.type != "cpu":
+            return [(least, self.sizes), *([(ROWS_IN_BLOCKS, self.sizes)] if least < ROWS_IN_BLOCKS else [])]
+        rows = [least, *(size for size in self.sizes[::-1] if size > least)]
+        kinds = dict.fromkeys((self.sizes, SIZES))
+        return [(few, sizes) for few in rows for sizes in kinds if few <= max(sizes[0], least)]
+
+    def set_row_rule(self, least_rows: int, sizes: tuple[int, ...]) -> None:
+        """Compute products of at least so many rows from now on, and packed ones of these sizes."""
+        self.least_rows, self.sizes = least_rows, sizes
+
+        def changed(one: Projection) -> Projection:
+            return dataclasses.replace(one, sizes=sizes) if isinstance(one, Packed) else one
+
+        self._inputs = [changed(one) for one in self._inputs]
+        self._fused, self._output = (one and changed(one) for one in (self._fused, self._output))
 
     def _packed(self, plain: Plain) -> Projection:
         return projection.packed(plain, self.sizes)
@@ -163,7 +185,10 @@ class Layer:
         projection.fill(context_RK, tokens, width)
         extras = self._attend_all(calls, sort_keys, context_RK[:tokens, :width])
         output = context_RK[:, :width] if self._output is None else self._output(context_RK, self.least_rows)
-        output = output.to("cpu")  # in one copy
+        if output.device.type != "cpu":  # in one copy, converted there
+            output = awaited(
+                output[:tokens], functools.reduce(torch.promote_types, {call.query.dtype for call in calls})
+            )
         parts = zip(calls, projection.split(output, shapes), extras, strict=True)
         return [
             Answer(part.to(call.query)) if found is None else Answer(part.to(call.query), *found)
@@ -172,9 +197,14 @@ class Layer:
 
     def _rows_with_filler(self, tokens: int, num_products: int) -> int:
         """Round the row count up; the difference counts as filler of the batch, once for each product."""
-        rows = projection.padded_rows(tokens, self.least_rows, self.sizes if self._is_packed else ())
+        rows = self.padded_rows(tokens)
         note_filler((rows - tokens) * num_products)
         return rows
+
+    def padded_rows(self, tokens: int) -> int:
+        """Return how many rows a product for so many tokens has."""
+        multiple = projection.row_multiple(self.least_rows, self.device)
+        return projection.padded_rows(tokens, self.least_rows, self.sizes if self._is_packed else (), multiple)
 
     def _attend_all(
         self, calls: Sequence[Call], sort_keys: Sequence[tuple[int, int]], context_TD: torch.Tensor
@@ -224,7 +254,7 @@ class Layer:
         for call in calls:
             own = list(itertools.islice(views, call.query.shape[0]))
             found = [extras_alone(one, None, scale, call, self._output_DK) for one in own if call.asks_more]
-            extras.append(joined(found) if found else None)
+            extras.append(to_host(joined(found)) if found else None)
         return rows, extras
 
     def _project_self(self, parts: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -269,7 +299,7 @@ class Layer:
             output.copy_(context) if mask is None else torch.add(context, 0.0, out=output)
             found += [] if extras is None else [extras]
             stop_point()
-        return joined(found) if found else None
+        return to_host(joined(found)) if found else None
 
     def _kernel_heads(self, views: Heads) -> Heads:
         """Return one sequence as kernels take it: copied, with the extra keys, and shared key and value heads repeated."""

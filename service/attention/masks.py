@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import operator
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -21,9 +22,11 @@ import torch
 import torch.nn.functional as F
 
 from service.attention.progress import stop_point
+from service.attention.transfers import MAX_PINNED, on_host, to_device
 
 # Scores of one step: a step takes less than a millisecond and its temporaries stay in the cache.
 STEP_CELLS = 2**18
+GPU_ROW_MULTIPLE = 8
 _BLOCKED = {dtype: torch.tensor(-torch.inf, dtype=dtype) for dtype in (torch.float32, torch.float64)}
 
 
@@ -123,14 +126,17 @@ class CombinedMask:
         """Return the values of one sequence's masks, bool of Allowed and floats of Added: [N|1, L|1, S|1], not expanded."""
         return [_of_sequence(mask.values, sequence) for mask in self.masks if not isinstance(mask, Run)]
 
-    def lowered(self, sequence: int, dtype: torch.dtype, extra_keys: int = 0) -> torch.Tensor:
+    def lowered(
+        self, sequence: int, dtype: torch.dtype, extra_keys: int = 0, like: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Return the kernels' mask: the sum of biases in `dtype`, -inf where a key is not allowed.
 
         Its shape is [N|1, L|1, S + extra_keys]; columns that a layer appends are zero. It is computed in blocks of rows, so
-        temporaries stay small. Finite biases stay finite: only a caller's own -inf masks.
+        temporaries stay small. Finite biases stay finite: only a caller's own -inf masks. If `like` is on a GPU, the table
+        lies as a copy to it wants it.
         """
         heads, rows, keys = self.table_shape
-        table = torch.empty(heads, rows, keys + extra_keys, dtype=dtype)
+        table = _new_table((heads, rows, keys + extra_keys), dtype, like)
         if extra_keys:
             table[..., keys:].zero_()
         tables, run = self.tables(sequence), self.run(sequence)
@@ -160,7 +166,7 @@ def lowered_on(
     """
     if mask is None:
         return None
-    table = mask.lowered(sequence, torch.promote_types(like.dtype, torch.float32), extra_keys)
+    table = mask.lowered(sequence, torch.promote_types(like.dtype, torch.float32), extra_keys, like)
     # For most masks the first row already decides.
     if not table[:, 0].any() and not any(block.any() for block in _in_steps(table)):
         return None
@@ -169,9 +175,22 @@ def lowered_on(
     # CUDA kernels take a bias only in the query's dtype, and multiply it by log2(e) in float32. Neither may make it infinite;
     # half of float32's range stays finite.
     most = min(torch.finfo(like.dtype).max, torch.finfo(table.dtype).max / 2)
-    for block in _in_steps(table):
-        torch.where(block == -torch.inf, block, block.clamp(-most, most), out=block)
-    return table.to(like.device, like.dtype)
+    if any(isinstance(one, Added) for one in mask.masks):
+        for block in _in_steps(table):
+            torch.where(block == -torch.inf, block, block.clamp(-most, most), out=block)
+    whole = table.as_strided((*table.shape[:2], table.stride(1)), table.stride())
+    return to_device(whole, like)[..., : table.shape[2]]
+
+
+def _new_table(shape: tuple[int, int, int], dtype: torch.dtype, like: torch.Tensor | None) -> torch.Tensor:
+    """Return new memory of this shape. For a GPU its rows begin at multiples of some values; others torch would copy there."""
+    if like is None or like.device.type == "cpu":
+        return torch.empty(shape, dtype=dtype)
+    heads, rows, keys = shape
+    padded = (heads, rows, -(-keys // GPU_ROW_MULTIPLE) * GPU_ROW_MULTIPLE)
+    whole = on_host(padded, dtype, like) if math.prod(padded) <= MAX_PINNED else torch.empty(padded, dtype=dtype)
+    whole[..., keys:].zero_()
+    return whole[..., :keys]
 
 
 def _in_steps(values: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -221,7 +240,8 @@ def _in_run(run: Run, rows: slice, keys: int) -> torch.Tensor:
     """Return which keys are in the runs of these query rows of one sequence: bool [1, L|1, S]."""
     low, high = (_of_rows(bound, rows) for bound in run)
     places = torch.arange(keys)
-    return (places >= low) & (places < high)
+    allowed = places < high
+    return allowed.logical_and_(places >= low) if low.any() else allowed
 
 
 def masked_rows(mask: CombinedMask) -> Iterator[torch.Tensor]:

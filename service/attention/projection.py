@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 
 from service.attention.progress import stop_point
+from service.attention.transfers import on_host
 
 ROW_MULTIPLE = 4
 # At an inner width that is no multiple of 4, oneMKL's rounding depends on the number of rows in most layers.
@@ -49,6 +50,11 @@ PRODUCT_ROWS = 10
 # Rows of a piece of an unpacked product. From twice as many rows on it is computed in pieces; the last takes the rest, so it is
 # never small. A batch may stop between two pieces (12 ms each at a width of 512 in float64).
 PIECE_ROWS = 1024
+
+# How cuBLAS rounds in float32 depends on the row count. Where the self-check finds that, rows on a GPU are products of BLOCK_ROWS
+# each, all in one call. A single one rounds differently from two and more (on an H200, docs/gpu.md), so there are at least two.
+BLOCK_ROWS = 128
+ROWS_IN_BLOCKS = 2 * BLOCK_ROWS
 
 # Operators that torch's own compiler emits for a linear layer on a CPU. They are not public, so code checks that they exist.
 _ops = torch.ops.mkldnn
@@ -89,7 +95,9 @@ class Plain(Projection):
             return MIN_ROWS
         return max(MIN_ROWS, MIN_HALF_PRODUCT // self.num_weights + 1)
 
-    def __call__(self, x_RK: torch.Tensor, _: int, /) -> torch.Tensor:
+    def __call__(self, x_RK: torch.Tensor, least_rows: int, /) -> torch.Tensor:
+        if row_multiple(least_rows, x_RK.device) == BLOCK_ROWS:
+            return self._in_blocks(x_RK)
         if len(x_RK) < 2 * PIECE_ROWS or x_RK.device.type != "cpu":
             return F.linear(x_RK, self.weight, self.bias)
         y = x_RK.new_empty(len(x_RK), self.weight.shape[0])
@@ -99,6 +107,11 @@ class Plain(Projection):
             place.copy_(F.linear(part, self.weight, self.bias))
             stop_point()
         return y
+
+    def _in_blocks(self, x_RK: torch.Tensor) -> torch.Tensor:
+        x_BRK = x_RK.view(-1, BLOCK_ROWS, x_RK.shape[1])
+        y_BRW = torch.bmm(x_BRK, self.weight.T.expand(len(x_BRK), -1, -1))
+        return (y_BRW if self.bias is None else y_BRW.add_(self.bias)).flatten(0, 1)
 
     def rows(self, start: int, stop: int) -> Plain:
         """Return the projection to some of the outputs, over the same memory."""
@@ -154,6 +167,11 @@ def _fewest(least: int, sizes: tuple[int, ...]) -> Mapping[int, list[int]]:
     return fewest
 
 
+def row_multiple(least_rows: int, device: torch.device) -> int:
+    """Return what unpacked rows are rounded up to: BLOCK_ROWS on a GPU from ROWS_IN_BLOCKS on."""
+    return BLOCK_ROWS if device.type != "cpu" and least_rows >= ROWS_IN_BLOCKS else ROW_MULTIPLE
+
+
 def row_counts(dtype: torch.dtype, num_weights: int) -> tuple[int, ...]:
     """Return the row counts of packed products in `dtype` with at most `num_weights` weights on this processor, largest first."""
     large = LARGE_SIZES.get((instruction_set(), dtype), ())
@@ -201,11 +219,11 @@ def padded_width(width: int) -> int:
     return -(-width // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
 
 
-def padded_rows(tokens: int, least: int, sizes: tuple[int, ...]) -> int:
+def padded_rows(tokens: int, least: int, sizes: tuple[int, ...], multiple: int = ROW_MULTIPLE) -> int:
     """Round T up to R, for products of at least `least` rows; if one is packed, with `sizes`, to the sum of `in_sizes`."""
     if sizes:
         return sum(in_sizes(tokens, least, sizes))
-    return -(-max(tokens, least) // ROW_MULTIPLE) * ROW_MULTIPLE
+    return -(-max(tokens, least) // multiple) * multiple
 
 
 def pack(parts: Sequence[torch.Tensor], rows: int, like: torch.Tensor) -> torch.Tensor:
@@ -218,8 +236,7 @@ def pack(parts: Sequence[torch.Tensor], rows: int, like: torch.Tensor) -> torch.
     place = packed[:tokens, :width]
     if like.device.type != "cpu":  # one copy, which the host does not wait for
         dtype = functools.reduce(torch.promote_types, {part.dtype for part in flat})
-        host = torch.empty(tokens, width, dtype=dtype, pin_memory=like.is_cuda)
-        place.copy_(torch.cat(flat, out=host), non_blocking=True)
+        place.copy_(torch.cat(flat, out=on_host((tokens, width), dtype, like)), non_blocking=True)
     elif all(part.dtype == like.dtype for part in flat):
         torch.cat(flat, out=place)
     else:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 
 from service.attention import kernels
-from service.attention.attention_weights import Scores, Values, attend_extreme, extras, joined
+from service.attention.attention_weights import Scores, Values, attend_extreme, extras, joined, to_host
 from service.attention.call import Answer, AttentionCall, Extras
 from service.attention.kernels import Heads
 from service.attention.masks import lowered_on
@@ -46,10 +46,11 @@ class ScaledDotProduct:
             heads = self._heads(call, sequence)
             mask = lowered_on(call.mask, sequence, self._like)
             source = Scores(heads.q, heads.k, mask, call.scale, call.softcap, sinks)
+            found.append(to_host(extras(source, call, Values(heads.v))))
+            # Behind the extras, because the host waits for this copy.
             output.copy_(_attended(call, source, heads.v, is_extreme=is_extreme))
             if mask is not None:
                 output.add_(0.0)  # a weight of 0 times a negative value gives -0.0
-            found.append(extras(source, call, Values(heads.v)))
             stop_point()
         return Answer(
             outputs,

@@ -18,6 +18,7 @@ from service.attention import cost
 from service.attention.call import Answer, AttentionCall, Call, WeightsWanted
 from service.attention.layer import MAX_ROWS, Layer
 from service.attention.masks import CombinedMask, Sizes, causal
+from service.attention.projection import Plain, packed
 from service.attention.scaled_dot_product import ScaledDotProduct
 
 # Lengths around every rounding rule of `projection.py`: single rows, odd counts, below and above 12 rows, a common long one. The
@@ -28,6 +29,12 @@ SAME_LENGTHS = (4, 8, 16, 24, 48, 64, 128)
 SEED = 20260
 # Sequences, heads, rows and head width of the attention that `first_rate` measures; a layer's calls have as many rows.
 RATED = (1, 8, 128, 64)
+# Bytes of a number in 16 bits; tokens of the products without fixed row counts that are compared; how far their rows are moved;
+# and which share of their numbers is one unit off, so that sums do not cancel to zero.
+HALF_BYTES = 2
+PRODUCT_TOKENS = (1, 14, 33, 64, 132, 400, MAX_ROWS)
+MOVED = 129
+CHANGED_SHARE = 1 / 16
 # A coarse clock may measure 0.
 SHORTEST_S = 1e-6
 
@@ -59,21 +66,23 @@ def rated(variant: Variant) -> tuple[Sequence[Any], int]:
 
 
 def settle(layer: Variant) -> Iterator[None]:
-    """Find the least rows of a product with which a layer on a CPU passes `checks`; without any, it is sequential.
+    """Find the row counts of products with which a layer passes `checks`; without any, it is sequential.
 
     A step is one pass.
     """
-    least_rows, has_passed = layer.least_rows, True
-    sizes = layer.sizes if isinstance(layer, Layer) and layer.device.type == "cpu" else ()
-    for rows in (least_rows, *(size for size in reversed(sizes) if size > least_rows)):
-        layer.least_rows = rows
+    rules, has_passed = layer.row_rules if isinstance(layer, Layer) else [(layer.least_rows, ())], True
+    for rule in rules:
+        if isinstance(layer, Layer):
+            layer.set_row_rule(*rule)
         for has_passed in checks(layer):
             yield
             if not has_passed:
                 break
         if has_passed:
             return
-    layer.least_rows, layer.is_sequential = least_rows, True
+    if isinstance(layer, Layer):
+        layer.set_row_rule(*rules[0])
+    layer.is_sequential = True
 
 
 def first_rate(variant: Variant, clock: Callable[[], float]) -> float:
@@ -121,6 +130,8 @@ def _(layer: ScaledDotProduct) -> Iterator[bool]:
 
 @checks.register
 def _(layer: Layer) -> Iterator[bool]:
+    if layer.dtype.itemsize == HALF_BYTES:
+        yield from _products_keep_bits(layer)
     calls = sample_calls(layer)
     alone = []
     for call in calls:
@@ -144,6 +155,31 @@ def _(layer: Layer) -> Iterator[bool]:
     for call, output in zip(calls[:4], alone, strict=False):
         asked = call._replace(weights=WeightsWanted("heads"))
         yield torch.equal(layer.forward([asked])[0].output, output)
+
+
+def _products_keep_bits(layer: Layer) -> Iterator[bool]:
+    """Yield whether a row of each of a layer's products in 16 bits has the same bits beside other rows and in another place.
+
+    Rounding to 16 bits hides another order of a sum in all but one of 10,000 results, and attention most of the rest. So these
+    products are of numbers whose sums nearly cancel, which shows it in one of 40. Their kernels depend on shapes alone.
+    """
+    counts = layer.product_sizes or sorted({layer.padded_rows(tokens) for tokens in PRODUCT_TOKENS}, reverse=True)
+    for (out, width), has_bias in dict.fromkeys(
+        (tuple(one.weight.shape), one.bias is not None) for one in layer.products
+    ):
+        generator = torch.Generator().manual_seed(SEED)
+        half, x = (torch.randn(n, width // 2, generator=generator).to(layer.dtype) for n in (out, counts[0]))
+        other = torch.where(
+            torch.rand(x.shape, generator=generator) < CHANGED_SHARE, x * (1 + 2 * torch.finfo(x.dtype).eps), x
+        )
+        weight = torch.cat([half, -half], dim=1).to(layer.device)
+        plain = Plain(weight, weight.new_zeros(out) if has_bias else None)
+        product = packed(plain, layer.sizes)
+        rows = torch.cat([x, other], dim=1).to(layer.device)
+        expected = product(rows, layer.least_rows)
+        yield torch.equal(product(rows.roll(MOVED, 0), layer.least_rows), expected.roll(MOVED, 0))
+        for count in counts[1:]:
+            yield torch.equal(product(rows[:count], layer.least_rows), expected[:count])
 
 
 def _repeated(calls: Sequence[Call], kind: Sequence[int], rows: int) -> list[int]:

@@ -25,20 +25,22 @@ def largest(weights: torch.Tensor, k: int) -> TopK:
     Values and int64 indices are [..., k], the sum of the other weights [...].
     """
     rows = weights.flatten(0, -2)
-    values, indices = rows.new_empty(len(rows), k), rows.new_empty(len(rows), k, dtype=torch.int64)
+    found = []
     step = max(1, SORTED_CELLS // rows.shape[-1])
     for start in range(0, len(rows), step):
-        part = slice(start, start + step)
-        if k > MAX_CHOSEN_SHARE * rows.shape[-1]:
-            in_order = rows[part].sort(dim=-1, descending=True, stable=True)
-            values[part], indices[part] = in_order.values[:, :k], in_order.indices[:, :k]
+        part = rows[start : start + step]
+        # A GPU sorts, because to look for ties the host would wait for it.
+        if k > MAX_CHOSEN_SHARE * rows.shape[-1] or rows.device.type != "cpu":
+            values, indices = (x[:, :k].contiguous() for x in part.sort(dim=-1, descending=True, stable=True))
         else:
-            values[part], indices[part] = _chosen(rows[part], k)
-        rows[part].scatter_(-1, indices[part], 0.0)
+            values, indices = _chosen(part, k)
+        part.scatter_(-1, indices, 0.0)
+        found.append((values, indices))
         stop_point()
+    values, indices = map(torch.cat, zip(*found, strict=True)) if len(found) > 1 else found[0]
     # Never a sum of one row alone: torch splits a sum with a single result by its number of threads.
     rest = rows.sum(-1) if len(rows) > 1 else rows.expand(2, -1).sum(-1)[:1]
-    return TopK(*(found.unflatten(0, weights.shape[:-1]) for found in (values, indices, rest)))
+    return TopK(*(x.unflatten(0, weights.shape[:-1]) for x in (values, indices, rest)))
 
 
 def _chosen(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,7 +1,8 @@
 """Stand-in GPU: `standin:0`, a device of torch written in Python, whose tensors each hold a tensor of the CPU.
 
 Invariants: Operands on different devices fail, as on CUDA. The memory-efficient attention kernel is computed as CUDA computes
-it, with its demands on the bias. Launches, copies and waits are counted. Results are those of a device, not of this CPU: the
+it, with its demands on the bias. Launches, copies and waits are counted; a copy to the host that is not waited for arrives at the
+next wait, and until then its target holds no right value. Results are those of a device, not of this CPU: the
 layout of an attention output differs. What it cannot show: times, real bits, asynchronous errors, memory.
 `register` is for a whole process, so tests that use it run in a process of their own (`plugin.py`).
 """
@@ -34,6 +35,8 @@ _WAITS = {aten._local_scalar_dense.default, aten.equal.default, aten.nonzero.def
 _ALLOCATIONS = {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided"}
 _FACTORIES = ("empty.memory_format", "empty_strided", "arange", "arange.start", "arange.start_step", "zeros", "full")
 _libraries: list[torch.library.Library] = []
+rounds_by_rows = False
+"""Whether products in float32 round by their number of rows, as those of cuBLAS do."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -47,6 +50,8 @@ class Counts:
 
 
 _counted: list[Counts] = []
+# Copies to the host that nothing has waited for: each target with its values.
+_pending: list[tuple[torch.Tensor, torch.Tensor]] = []
 
 
 @contextlib.contextmanager
@@ -61,6 +66,10 @@ def counted() -> Iterator[Counts]:
 
 
 def _count(**more: int) -> None:
+    if "waits" in more:
+        for target, values in _pending:
+            target.copy_(values)
+        _pending.clear()
     for counts in _counted:
         for name, number in more.items():
             setattr(counts, name, getattr(counts, name) + number)
@@ -137,7 +146,8 @@ def _dispatch(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return op.decompose(*args, **kwargs)  # in inference mode composite operators arrive whole
     with torch._C._DisableTorchDispatch():
         if op in _COPIES:
-            _count_copy(args[1], is_to_device=_is_here(args[0]))
+            is_waited = not (kwargs.get("non_blocking") or args[2:3] == (True,))
+            _count_copy(args[1], is_to_device=_is_here(args[0]), is_waited=is_waited)
             _held(args[0]).copy_(_held(args[1]))
             return args[0]
         if op in _CONVERSIONS:
@@ -152,7 +162,7 @@ def _computed(op: Any, *args: Any, **kwargs: Any) -> Any:
     given = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
     others = [x for x in given if not _is_here(x) and x.dim()]
     if op in _INDEXED and _is_here(args[0]):
-        _count(copies=len(others))
+        _count(copies=len(others), **({"waits": len(others)} if others else {}))
     elif others and not is_view:
         shapes = [(tuple(x.shape), x.device.type) for x in given]
         raise RuntimeError(f"Expected all tensors to be on the same device, but {name} got {shapes}")
@@ -265,7 +275,17 @@ def _any_lengths(
     return (*map(DeviceTensor, (output, unused, unused.long(), unused.long())), longest_q, longest_k)
 
 
+def _product(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Round products in float32 by their number of rows as cuBLAS does, and differently if there is one instead of several."""
+    found = _computed(op, *args, **kwargs)
+    if rounds_by_rows and found.dtype == torch.float32:
+        is_one = found.shape[:-2].numel() == 1
+        found.held.mul_(1 + (found.shape[-2] // 4 % 8 + is_one) * 2**-22)
+    return found
+
+
 _KERNELS: dict[Any, Callable[..., Any]] = {
+    **{op: functools.partial(_product, op) for op in (aten.mm.default, aten.addmm.default, aten.bmm.default)},
     aten._scaled_dot_product_efficient_attention.default: _efficient_attention,
     aten._efficient_attention_forward.default: _any_lengths,
 }
@@ -285,25 +305,27 @@ def _converted(op: Any, source: torch.Tensor, **kwargs: Any) -> torch.Tensor:
     """Return a copy in another dtype, on another device or in another layout."""
     device = kwargs.pop("device", None)
     is_to_device = _is_here(source) if device is None else device.type == DEVICE_NAME
-    _count_copy(source, is_to_device=is_to_device)
+    is_waited = not kwargs.get("non_blocking")
+    _count_copy(source, is_to_device=is_to_device, is_waited=is_waited)
     found: torch.Tensor = op(_held(source), **kwargs)
+    if not is_to_device and not is_waited and _is_here(source):
+        _pending.append((found, found.clone()))
+        found.fill_(torch.nan if found.is_floating_point() else -1)
     return DeviceTensor(found) if is_to_device else found
 
 
 def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     with torch._C._DisableTorchDispatch():
-        _count_copy(source, is_to_device=_is_here(target))
+        _count_copy(source, is_to_device=_is_here(target), is_waited=not non_blocking)
         _held(target).copy_(_held(source))
         return target
 
 
-def _count_copy(source: torch.Tensor, *, is_to_device: bool) -> None:
+def _count_copy(source: torch.Tensor, *, is_to_device: bool, is_waited: bool) -> None:
     if _is_here(source) and is_to_device:
         _count(launches=1)
-    elif _is_here(source):  # the host waits for the values
-        _count(copies=1, waits=1)
-    elif is_to_device:
-        _count(copies=1)
+    elif _is_here(source) or is_to_device:
+        _count(copies=1, **({"waits": 1} if is_waited else {}))
 
 
 def _is_here(x: torch.Tensor) -> bool:

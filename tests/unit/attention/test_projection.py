@@ -24,6 +24,7 @@ from service.attention.projection import (
 )
 from tests.attention_fixtures import (
     DTYPES,
+    blas_keeps_rows,
     every_thread_count,
     keeps_bits,
     make_layer,
@@ -114,6 +115,10 @@ def test_rows_of_two_large_products_are_not_copied_into_small_ones():
 @every_thread_count
 def test_a_packed_row_has_the_same_bits_beside_any_other_rows(dtype, threads):
     """Among 1,200 rows, and in any slice of them with a multiple of four rows."""
+    if not blas_keeps_rows():
+        pytest.skip(
+            "products round by their rows here (as with AMX), so the self-check of each layer raises its least rows"
+        )
 
     @settings(max_examples=60)
     @given(

@@ -127,10 +127,44 @@ def test_products_have_the_least_rows_from_which_on_they_keep_the_bits(monkeypat
         assert same_answers(layer.forward([call])[0], answer)
 
 
+@pytest.mark.skipif(not projection.has_packed_product(), reason="torch has no oneDNN here")
+def test_large_sizes_are_left_out_before_small_requests_are_filled_up_to_them(monkeypatch):
+    """As bfloat16 with AMX and torch 2.11: 32 to 256 rows round alike, and 1,024 otherwise."""
+    large = {(projection.instruction_set(), torch.float32): (1024, 512)}
+    monkeypatch.setattr(projection, "LARGE_SIZES", large)
+    differs = rounding(projection.Packed._product, lambda rows: rows < 32 or rows > 256)
+    monkeypatch.setattr(projection.Packed, "_product", differs)
+    layer = make_layer(make_spec(24, 3))
+    assert layer.sizes[0] == 1024
+    settled(layer)
+    assert (layer.least_rows, layer.is_sequential) == (32, False)
+    assert layer.product_sizes == [size for size in projection.SIZES if size >= 32]
+    batch = [Call(randn(1, n, 24)) for n in (1, 40, 600)]
+    for call, answer in zip(batch, layer.forward(batch), strict=True):
+        assert same_answers(layer.forward([call])[0], answer)
+
+
 def test_a_product_of_torch_gets_more_rows_too(monkeypatch):
     """As oneMKL in float64 with two threads, which rounds up to 32 rows differently from 36 and more."""
     monkeypatch.setattr(projection.Plain, "__call__", rounding(projection.Plain.__call__, lambda rows: rows <= 32))
     layer = settled(make_layer(make_spec(24, 3), torch.float64))
+    assert (layer.least_rows, layer.is_sequential) == (48, False)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_another_order_of_a_sum_is_found_in_16_bits_though_rounding_hides_it(monkeypatch, dtype):
+    """As bfloat16 with AMX: it changes one of 10,000 queries, keys and values, and attention averages most of these away."""
+
+    def product(self, x_RK, _):
+        x_RK, weight = x_RK.float(), self.weight.float()
+        is_cut = len(x_RK) <= 32 and len(weight) > 64  # query, key and value together
+        parts = [slice(None, 4), slice(4, None)] if is_cut else [slice(None)]
+        y = sum(x_RK[:, part] @ weight[:, part].T for part in parts)
+        return (y if self.bias is None else y + self.bias).to(dtype)
+
+    monkeypatch.setattr(projection, "has_packed_product", lambda: False)
+    monkeypatch.setattr(projection.Plain, "__call__", product)
+    layer = settled(Layer(make_spec(64, 4), make_tensors(make_spec(64, 4)), dtype=dtype, device=DEVICE))
     assert (layer.least_rows, layer.is_sequential) == (48, False)
 
 
