@@ -175,9 +175,6 @@ class Metrics(Collector):
             "layer_load_seconds", "Duration of a layer's last load, self-check included", "layer", mode="livemax"
         )
         self.load_failures = self.counter("layer_load_failures", "Failed loads of layers, by error code", "reason")
-        self.source_failures = self.counter(
-            "layers_source_failures", "Looks at ATTENTION_LAYERS_SOURCE that changed nothing because of a fault"
-        )
         self.source_checked = self.gauge(
             "layers_source_success_timestamp_seconds",
             "Time of the last look at ATTENTION_LAYERS_SOURCE without a fault, in seconds since the epoch; 0: none",
