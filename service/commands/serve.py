@@ -106,9 +106,9 @@ def _check_source(settings: Settings, origin: str) -> None:
     try:
         SetSource(settings.layers_source)
         settings.layers_dir.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=settings.layers_dir).close()
     except LayerError as error:
         raise SettingsError(f"ATTENTION_LAYERS_SOURCE: {error.message}") from None
-        tempfile.TemporaryFile(dir=settings.layers_dir).close()
     except OSError as error:
         raise SettingsError(
             f"{origin}: {settings.layers_dir} must be writable, because fetched layers are kept there: {error.strerror}"

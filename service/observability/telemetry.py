@@ -168,7 +168,7 @@ class Telemetry:
 
         Series of other names are no longer shown.
         """
-        self.metrics.served, self.metrics.layer_set = frozenset(names), layer_set
+        self.metrics.served = frozenset(names)
         now = time.monotonic()
         self._answered_at |= {name: self._answered_at.get(name, now) for name in names}
         self._log.info("layers_served", layers=num_layers, **({"layer_set": layer_set} if layer_set else {}))
