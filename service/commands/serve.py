@@ -11,6 +11,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -105,12 +106,13 @@ def _check_source(settings: Settings, origin: str) -> None:
     try:
         SetSource(settings.layers_source)
         settings.layers_dir.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=settings.layers_dir).close()
     except LayerError as error:
         raise SettingsError(f"ATTENTION_LAYERS_SOURCE: {error.message}") from None
     except OSError as error:
-        raise SettingsError(f"{origin}: {error.filename} cannot be made: {error.strerror}") from None
-    if not os.access(settings.layers_dir, os.W_OK):
-        raise SettingsError(f"{origin}: {settings.layers_dir} must be writable, because fetched layers are kept there")
+        raise SettingsError(
+            f"{origin}: {settings.layers_dir} must be writable, because fetched layers are kept there: {error.strerror}"
+        ) from None
 
 
 def _check_layers(settings: Settings, origin: str) -> None:

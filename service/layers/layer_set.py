@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
-from service.errors import Draining, LayerError
+from service.errors import LayerError
 from service.layers.directory import NAME, SDPA
 from service.layers.safetensors_file import open_regular, parse_object
 from service.layers.set_source import SetSource
@@ -50,9 +50,13 @@ class SetFile:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LayerSet:
-    """`files` are in the order of their names."""
+    """`files` are in the order of their names, with a layer at least; else raises LayerError."""
 
     files: tuple[SetFile, ...]
+
+    def __post_init__(self) -> None:
+        if not self.layers or len(self.files) > MAX_FILES:
+            raise LayerError(f"a set has 1 to {MAX_FILES} files, and a layer among them")
 
     @property
     def digest(self) -> str:
@@ -77,8 +81,8 @@ class LayerSet:
         version, entries = found.get("format_version"), found.get("files")
         if type(version) is not int or version != FORMAT_VERSION:
             raise LayerError(f"this release reads layer sets of format_version {FORMAT_VERSION} only")
-        if not isinstance(entries, list) or not 1 <= len(entries) <= MAX_FILES:
-            raise LayerError(f"files must be a list of 1 to {MAX_FILES} files")
+        if not isinstance(entries, list):
+            raise LayerError("files must be a list")
         files = sorted((_parse_file(entry, max_bytes) for entry in entries), key=lambda file: file.name)
         if len({file.name for file in files}) < len(files):
             raise LayerError("files has a name twice")
@@ -108,8 +112,6 @@ def publish(found: Mapping[Path, str], destination: Path) -> LayerSet:
 
     Files that neither it nor the one before names are removed.
     """
-    if not 1 <= len(found) <= MAX_FILES:
-        raise LayerError(f"the layer directory has {len(found)} layers and models, expected 1 to {MAX_FILES}")
     destination.mkdir(parents=True, exist_ok=True)
     files, paths = [], {}
     for path in sorted(found, key=lambda path: path.name):
@@ -149,7 +151,6 @@ class SetCache:
 
     def __init__(self, root: Path, source: SetSource, max_bytes: int) -> None:
         self.source = source
-        self.is_stopped = False
         self._root = root
         self._max_bytes = max_bytes
         self._lock: IO[bytes] | None = None
@@ -176,12 +177,7 @@ class SetCache:
     def fetch(self, served: str) -> LayerSet:
         """Return the source's set, whole in its directory. Directories of other sets are removed, except that of `served`."""
         with about(MANIFEST):
-            raw = b""
-            for chunk in self.source.chunks(MANIFEST, 0):
-                raw += chunk
-                if len(raw) > MAX_MANIFEST_BYTES:
-                    raise LayerError(f"the file has more than {MAX_MANIFEST_BYTES} bytes")
-            wanted = LayerSet.parse(raw, self._max_bytes)
+            wanted = LayerSet.parse(b"".join(self.source.chunks(MANIFEST, MAX_MANIFEST_BYTES)), self._max_bytes)
         target, near = self._directory(wanted.digest), self._directory(served)
         partial = target.with_name(f".{target.name}.partial")
         with _writing():
@@ -231,20 +227,13 @@ class SetCache:
         (partial / MANIFEST).write_bytes(wanted.manifest())
 
     def _copy(self, file: SetFile, path: Path) -> None:
-        seen, size = hashlib.sha256(), 0
+        seen = hashlib.sha256()
         with path.open("wb") as copy:
             for chunk in self.source.chunks(file.sha256, file.size):
-                size += len(chunk)
-                if self.is_stopped:
-                    raise Draining("the service is shutting down")
-                if size > file.size:
-                    raise LayerError(f"the source has more than the manifest's {file.size} bytes")
                 seen.update(chunk)
                 copy.write(chunk)
-        if size < file.size:
-            raise LayerError(f"the source has {size} of the manifest's {file.size} bytes")
-        if seen.hexdigest() != file.sha256:
-            raise LayerError("the source has other bytes than the manifest's sha256")
+            if (copy.tell(), seen.hexdigest()) != (file.size, file.sha256):
+                raise LayerError("the source has other bytes than the manifest's size and sha256")
 
 
 @contextlib.contextmanager

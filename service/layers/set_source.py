@@ -35,17 +35,22 @@ class SetSource:
 
     @property
     def shown(self) -> str:
-        """The address without credentials and query."""
-        return bounded(re.sub(r"//.*@", "//", self._address).partition("?")[0])
+        """The address without credentials and query; where an @ may be of either, the scheme only."""
+        base, _, query = self._address.partition("?")
+        secret = "" if not self._scheme else "//.*" if "@" in query else "//.*@"
+        return bounded(re.sub(secret, "//", base) if secret else self._address)
 
-    def chunks(self, name: str, size: int) -> Iterator[bytes]:
-        """Yield the bytes of the file, which should have `size`; raise LayerError if it is away, or slow."""
-        self.late_at = self._now() + PATIENCE_S + size / MIN_BYTES_PER_S
+    def chunks(self, name: str, max_bytes: int) -> Iterator[bytes]:
+        """Yield the bytes of the file; raise LayerError if it is away, slow, or larger."""
+        self.late_at = self._now() + PATIENCE_S + max_bytes / MIN_BYTES_PER_S
+        num_bytes = 0
         try:
             with _translated(), self._opened(name) as file:
                 while chunk := file.read(CHUNK_BYTES):
                     if self._now() > self.late_at:
                         raise LayerError("the source is too slow, or has stopped sending")
+                    if (num_bytes := num_bytes + len(chunk)) > max_bytes:
+                        raise LayerError(f"the file has more than {max_bytes} bytes")
                     yield chunk
         finally:
             self.late_at = float("inf")

@@ -20,7 +20,7 @@ from typing import Literal, TypeVar, cast
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest, values
 from prometheus_client.metrics import MetricWrapperBase
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
@@ -69,8 +69,6 @@ class Metrics(Collector):
         values.ValueClass = self.values = SharedValues(directory, slot)
         self.served: frozenset[str] | None = None
         """Layers whose series are shown; None: all. Other layers keep their values, and continue if they are served again."""
-        self.layer_set = ""
-        """Digest of the set that this process serves; it is not kept in the files, where the series of old sets would stay."""
         self._registry = CollectorRegistry()
         self._make_request_series()
         self._make_batch_series()
@@ -175,9 +173,6 @@ class Metrics(Collector):
             "layer_load_seconds", "Duration of a layer's last load, self-check included", "layer", mode="livemax"
         )
         self.load_failures = self.counter("layer_load_failures", "Failed loads of layers, by error code", "reason")
-        self.source_failures = self.counter(
-            "layers_source_failures", "Looks at ATTENTION_LAYERS_SOURCE that changed nothing because of a fault"
-        )
         self.source_checked = self.gauge(
             "layers_source_success_timestamp_seconds",
             "Time of the last look at ATTENTION_LAYERS_SOURCE without a fault, in seconds since the epoch; 0: none",
@@ -226,10 +221,6 @@ class Metrics(Collector):
                     one for one in family.samples if one.labels.get("layer") in shown or _is_of_model(one)
                 ]
             yield family
-        if self.layer_set:
-            info = GaugeMetricFamily(f"{PREFIX}_layer_set_info", "Always 1; the label names the set", labels=["digest"])
-            info.add_metric([self.layer_set], 1)
-            yield info
 
     def families(self) -> Iterable[Metric]:
         """Return all series of all processes, or of this one if files are lost or change faster than they are read."""

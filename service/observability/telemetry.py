@@ -168,7 +168,7 @@ class Telemetry:
 
         Series of other names are no longer shown.
         """
-        self.metrics.served, self.metrics.layer_set = frozenset(names), layer_set
+        self.metrics.served = frozenset(names)
         now = time.monotonic()
         self._answered_at |= {name: self._answered_at.get(name, now) for name in names}
         self._log.info("layers_served", layers=num_layers, **({"layer_set": layer_set} if layer_set else {}))
@@ -179,11 +179,9 @@ class Telemetry:
         if is_recovered:
             self._log.info("layers_source_recovered")
 
-    def source_failed(self, reason: str, *, is_new: bool) -> None:
-        """Count a look at the source that changed nothing because of a fault; log it if the one before had another."""
-        self.metrics.source_failures.inc()
-        if is_new:
-            self._log.error("layers_source_failed", reason=reason, effect="what is served stays")
+    def source_failed(self, reason: str) -> None:
+        """Report a look at the source that changed nothing, because of a fault that the one before did not have."""
+        self._log.error("layers_source_failed", reason=reason, effect="what is served stays")
 
     def layers_changed(self, action: str, name: str) -> None:
         self._log.info("layers_changed", action=action, layer=name)

@@ -152,8 +152,6 @@ class Service:
     def begin_drain(self) -> None:
         """Turn readiness off at once and withdraw a change of layers; requests are still served until the listener closes."""
         self._rollout.close()
-        if self._follower is not None:
-            self._follower.stop()
         self.readiness.drain()
 
     def is_over(self) -> bool:

@@ -91,6 +91,17 @@ def test_a_layer_directory_that_cannot_be_read_is_one_sentence_with_its_path(tmp
     assert err.startswith(start)
 
 
+@pytest.mark.parametrize("place", ["/proc/none", "file/inside"])
+def test_a_directory_for_fetched_layers_that_cannot_be_written_ends_the_start(tmp_path, monkeypatch, capfd, place):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(sys, "argv", ["attention-service", "serve", "--layers-dir", str(tmp_path / place)])
+    monkeypatch.setenv("ATTENTION_LAYERS_SOURCE", str(tmp_path))
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code
+    assert f"--layers-dir: {tmp_path / place} must be writable, because" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("name", "value", "fits"),
     [
