@@ -172,7 +172,9 @@ def scripted(answer: bytes):
     [
         pytest.param("PUT", "/v1/layers/small", {}, 409, id="PUT would reach one replica"),
         pytest.param("DELETE", "/v1/layers/small", {}, 409, id="DELETE would reach one replica"),
+        pytest.param("PUT", "/v1/%6Cayers/small", {}, 409, id="however the path is written"),
         pytest.param("GET", "/metrics", {}, 404, id="metrics would be those of one replica"),
+        pytest.param("GET", "/%6detrics", {}, 404, id="however that path is written"),
         pytest.param("POST", ATTEND, {"X-Long": "x" * 20_000}, 431, id="the service limits header bytes"),
         pytest.param("POST", ATTEND, {f"X-{n}": "x" for n in range(120)}, 431, id="and headers"),
         pytest.param("POST", f"{ATTEND}?{'x' * 9_000}", {}, 414, id="and the target"),
