@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import datetime as dt
 import random
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -82,7 +83,8 @@ def balancer(directory: Path, replicas: list[Server]) -> Balancer:
         "BALANCER_SOCKET": "{run}/socket",
     }
     addresses = {f"REPLICA_{n}": f"127.0.0.1:{replica.port}" for n, replica in enumerate(replicas, 1)}
-    command = ("haproxy", "-db", "-f", str(ROOT / "deploy" / "haproxy" / "haproxy.cfg"))
+    program = shutil.which("haproxy") or "/usr/sbin/haproxy"  # where Debian has it
+    command = (program, "-db", "-f", str(ROOT / "deploy" / "haproxy" / "haproxy.cfg"))
     found = Subject("haproxy", command, "/readyz", service_wires(LAYER), own | addresses)
     started = Balancer(found, "binary", {"run": str(directory)}, directory / "haproxy.log")
     started.replicas = tuple(replicas)

@@ -56,8 +56,9 @@ class Result:
         right = [call.ended_s for call in self.calls if not call.failure and not call.is_wrong]
         return sum(start_s <= ended_s < end_s for ended_s in right) / (end_s - start_s)
 
-    def latency_s(self, quantile: float) -> float:
-        return float(np.quantile([call.ended_s - call.begun_s for call in self.calls], quantile))
+    @property
+    def slowest_s(self) -> float:
+        return max(call.ended_s - call.begun_s for call in self.calls)
 
 
 def goodput(before: float, during: float) -> float:

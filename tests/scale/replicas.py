@@ -65,20 +65,11 @@ class Replica:
     def freeze(self) -> None:
         self._signal(signal.SIGSTOP)
 
-    def thaw(self) -> None:
-        self._signal(signal.SIGCONT)
-
-    def stop(self) -> None:
-        """Drain it and wait; a frozen one goes on first."""
-        self.thaw()
-        self.drain()
-        self.drained()
-
     def restore(self) -> None:
         """Make it ready again, whatever a test did to it."""
         if self._has_ended():
             self.start()
-        self.thaw()
+        self._signal(signal.SIGCONT)
         self.ready()
 
     def end(self) -> None:

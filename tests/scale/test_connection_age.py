@@ -1,14 +1,12 @@
 """Connection age behind a balancer that assigns each connection to one replica for its life, as a Kubernetes Service does."""
 
-from collections.abc import Iterator
-
 import httpx2
 import pytest
 
 from tests import processes
 from tests.scale.balancer import Balancer
 from tests.scale.callers import Callers, inputs_of
-from tests.scale.replicas import Replica
+from tests.scale.replicas import Replica, replicas
 
 AGE_S = 1.5
 WATCHED_S = 2.0
@@ -33,23 +31,6 @@ backend attention
 """
 
 
-@pytest.fixture(scope="module")
-def services(layers_dir) -> Iterator[tuple[Replica, ...]]:
-    """One without an age, one with it, and the one that joins."""
-    started = tuple(
-        Replica(layers_dir, env={"ATTENTION_CONNECTION_MAX_AGE_S": str(age_s)}) for age_s in (0, AGE_S, AGE_S)
-    )
-    try:
-        for replica in started:
-            replica.start()
-        for replica in started:
-            replica.ready()
-        yield started
-    finally:
-        for replica in started:
-            replica.end()
-
-
 def num_attends(replica: Replica) -> float:
     """The requests to the layer that this replica has answered."""
     found = processes.samples(httpx2.get(f"{replica.url}/metrics").text)
@@ -58,12 +39,14 @@ def num_attends(replica: Replica) -> float:
     )
 
 
-@pytest.mark.parametrize("has_age", [False, True], ids=["off", "on"])
-def test_a_new_replica_has_its_share_of_pooled_clients_within_two_ages(services, tmp_path, has_age):
-    old, new = services[has_age], services[2]
+@pytest.mark.parametrize("age_s", [pytest.param(0, id="off", marks=pytest.mark.long), pytest.param(AGE_S, id="on")])
+def test_a_new_replica_has_its_share_of_pooled_clients_within_two_ages(layers_dir, tmp_path, age_s):
     configuration = tmp_path / "haproxy.cfg"
     configuration.write_text(TCP, encoding="utf-8")
-    with Balancer([old.url, new.url], configuration=configuration) as balancer:
+    with (
+        replicas(2, layers_dir, env={"ATTENTION_CONNECTION_MAX_AGE_S": str(age_s)}) as (old, new),
+        Balancer([old.url, new.url], configuration=configuration) as balancer,
+    ):
         balancer.command("set server attention/replica2 state maint")
         # One attempt: the end of a connection must cost no call.
         with Callers(balancer.url, NUM_CALLERS, reference=old.url, inputs=inputs_of()[:4], attempts=1) as callers:
@@ -79,7 +62,7 @@ def test_a_new_replica_has_its_share_of_pooled_clients_within_two_ages(services,
     result = callers.result()
     assert not [failure for failure in result.failures if not failure.startswith("QueueFull")]  # a busy machine's
     assert result.num_wrong == 0
-    if has_age:
+    if age_s:
         assert by_new / (by_old + by_new) >= 0.5 * 0.5, "half of its fair share, which is a half"
     else:
         assert by_old > 0

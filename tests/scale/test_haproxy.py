@@ -38,7 +38,7 @@ def check(callers, before, during):
     result = callers.result()
     assert not result.failures
     assert result.num_wrong == 0
-    assert result.latency_s(1.0) < MAX_LATENCY_S
+    assert result.slowest_s < MAX_LATENCY_S
     assert goodput(before, during) >= MIN_GOODPUT
 
 
@@ -67,7 +67,6 @@ def wrong(health, call, name):
         pytest.param(frozen, DURING_S, id="frozen"),
         wrong(200, ERROR, "says-ready-and-answers-500"),
         wrong(200, b"", "says-ready-and-hangs-up"),
-        wrong(503, ERROR, "says-not-ready"),
     ],
 )
 def test_a_fault_of_one_of_three_reaches_no_caller(three, balancer, fault, during_s):
@@ -172,7 +171,9 @@ def scripted(answer: bytes):
     [
         pytest.param("PUT", "/v1/layers/small", {}, 409, id="PUT would reach one replica"),
         pytest.param("DELETE", "/v1/layers/small", {}, 409, id="DELETE would reach one replica"),
+        pytest.param("PUT", "/v1/%6Cayers/small", {}, 409, id="however the path is written"),
         pytest.param("GET", "/metrics", {}, 404, id="metrics would be those of one replica"),
+        pytest.param("GET", "/%6detrics", {}, 404, id="however that path is written"),
         pytest.param("POST", ATTEND, {"X-Long": "x" * 20_000}, 431, id="the service limits header bytes"),
         pytest.param("POST", ATTEND, {f"X-{n}": "x" for n in range(120)}, 431, id="and headers"),
         pytest.param("POST", f"{ATTEND}?{'x' * 9_000}", {}, 414, id="and the target"),
