@@ -22,7 +22,6 @@ from ray import serve
 from service.settings import ENV_PREFIX, load_settings
 from service.supervisor.supervisor import EXIT_REFUSED
 
-EXPORT_S = 5.0
 LAYERS_FIXED = "a replica of Ray Serve cannot tell the others of a change: change the layer directory and deploy again"
 
 
@@ -40,7 +39,7 @@ def attention(options: Options) -> serve.Application:
     settings = load_settings()
     directory = settings.layers_dir.resolve()
     variables = {name: value for name, value in os.environ.items() if name.startswith(ENV_PREFIX)}
-    # Serve has an access log; Ray sends a worker's lines to the driver, one for each request.
+    # Ray sends a worker's lines to the driver: none for each request, neither ours nor (logging_config) Serve's.
     variables = {"ATTENTION_LOG_LEVEL": "warning", **variables, "ATTENTION_LAYERS_DIR": str(directory)}
     deployment = serve.deployment(serve.ingress()(Replica)).options(
         name="attention",
@@ -58,6 +57,7 @@ def attention(options: Options) -> serve.Application:
             # A batch: while one is computed the next gathers.
             "target_ongoing_requests": settings.max_batch_requests or 16,
         },
+        logging_config={"enable_access_log": False},
         health_check_period_s=2,  # Serve replaces a replica that fails three
         health_check_timeout_s=10,
         graceful_shutdown_timeout_s=settings.drain_delay_s + settings.shutdown_grace_s,
@@ -76,8 +76,8 @@ class LayerFiles:
     """Puts the files of the head's layer directory into the object store, and keeps the object as long as the application."""
 
     def __init__(self, directory: Path) -> None:
-        paths = [path for path in directory.iterdir() if path.suffix in (".safetensors", ".model")]
-        self._object = ray.put({path.name: path.read_bytes() for path in paths})
+        layers = (path for path in directory.iterdir() if path.suffix in (".safetensors", ".model"))
+        self._object = ray.put({path.name: path.read_bytes() for path in layers})
 
     def object(self) -> tuple[ray.ObjectRef]:
         """Return the object, unread: in a tuple, or Ray would wait for it here."""
@@ -163,4 +163,4 @@ async def _export(service: Any) -> None:
             elif more := sample.value - counted.get(key, 0.0):
                 series[sample.name].inc(more, sample.labels)
                 counted[key] = sample.value
-        await asyncio.sleep(EXPORT_S)
+        await asyncio.sleep(5)
