@@ -5,9 +5,9 @@ settings are the ATTENTION_ variables of the process that runs it.
 """
 
 import asyncio
-import hashlib
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -22,11 +22,7 @@ from ray import serve
 from service.settings import ENV_PREFIX, load_settings
 from service.supervisor.supervisor import EXIT_REFUSED
 
-EXPORT_S = 5.0
-LAYERS_FIXED = (
-    "a replica of Ray Serve has no supervisor, so a change here would miss the other replicas: change the layer directory "
-    "and deploy again"
-)
+LAYERS_FIXED = "a replica of Ray Serve cannot tell the others of a change: change the layer directory and deploy again"
 
 
 class Options(BaseModel, extra="forbid"):
@@ -43,7 +39,7 @@ def attention(options: Options) -> serve.Application:
     settings = load_settings()
     directory = settings.layers_dir.resolve()
     variables = {name: value for name, value in os.environ.items() if name.startswith(ENV_PREFIX)}
-    # Serve has an access log; Ray sends a worker's lines to the driver, one for each request.
+    # Ray sends a worker's lines to the driver: none for each request, neither ours nor (logging_config) Serve's.
     variables = {"ATTENTION_LOG_LEVEL": "warning", **variables, "ATTENTION_LAYERS_DIR": str(directory)}
     deployment = serve.deployment(serve.ingress()(Replica)).options(
         name="attention",
@@ -61,6 +57,7 @@ def attention(options: Options) -> serve.Application:
             # A batch: while one is computed the next gathers.
             "target_ongoing_requests": settings.max_batch_requests or 16,
         },
+        logging_config={"enable_access_log": False},
         health_check_period_s=2,  # Serve replaces a replica that fails three
         health_check_timeout_s=10,
         graceful_shutdown_timeout_s=settings.drain_delay_s + settings.shutdown_grace_s,
@@ -69,36 +66,32 @@ def attention(options: Options) -> serve.Application:
         return deployment.bind(None)
     if settings.layers_source:
         raise ValueError("in_store: the layers already come from ATTENTION_LAYERS_SOURCE")
-    head = {"num_cpus": 0, "resources": {"node:__internal_head__": 0.001}}
-    return deployment.bind(serve.deployment(LayerFiles).options(ray_actor_options=head).bind(directory))
+    on_head = serve.deployment(
+        LayerFiles, ray_actor_options={"num_cpus": 0, "resources": {"node:__internal_head__": 0.001}}
+    )
+    return deployment.bind(on_head.bind(directory))
 
 
 class LayerFiles:
     """Puts the files of the head's layer directory into the object store, and keeps the object as long as the application."""
 
     def __init__(self, directory: Path) -> None:
-        paths = [path for path in directory.iterdir() if path.suffix in (".safetensors", ".model")]
-        if not paths:
-            raise ValueError(f"{directory} has no layer")
-        files = {path.name: path.read_bytes() for path in paths}
-        self._digests = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
-        self._object = ray.put(files)
+        layers = (path for path in directory.iterdir() if path.suffix in (".safetensors", ".model"))
+        self._object = ray.put({path.name: path.read_bytes() for path in layers})
 
-    def object(self) -> tuple[dict[str, str], ray.ObjectRef]:
-        """Return the digests of the files by their names, and the object."""
-        return self._digests, self._object
+    def object(self) -> tuple[ray.ObjectRef]:
+        """Return the object, unread: in a tuple, or Ray would wait for it here."""
+        return (self._object,)
 
 
 class Replica:
     """One process of the service; without `files` its layers are those of the directory or of a source."""
 
     async def __init__(self, files: Any) -> None:  # type: ignore[misc]  # Serve awaits it
-        if files is not None or load_settings().layers_source:
-            self._directory = tempfile.TemporaryDirectory(prefix="attention-layers-")
-            os.environ["ATTENTION_LAYERS_DIR"] = self._directory.name
         if files is not None:
-            digests, found = await files.object.remote()
-            write_files(digests, await found, Path(self._directory.name))
+            self._held = _own_directory(await (await files.object.remote())[0])
+        elif load_settings().layers_source:
+            self._held = _own_directory({})
 
     def __serve_build_asgi_app__(self) -> Any:
         """Return the application, made on the loop that it runs on; Serve calls it after the constructor."""
@@ -111,27 +104,39 @@ class Replica:
         keep_freed()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._service = unsupervised(LocalChannel(has_peers=True), _leave, LAYERS_FIXED)
-        self._export = asyncio.get_running_loop().create_task(self._export_metrics())
-        return build(self._service)
+        self._export = asyncio.get_running_loop().create_task(_export(self._service))
+        return _without_request_id(build(self._service))
 
     async def check_health(self) -> None:
         """Raise RuntimeError while the replica is not ready; the first check comes after the layers are loaded."""
         if reason := self._service.why_not_ready():
             raise RuntimeError(reason)
 
-    async def _export_metrics(self) -> None:
-        series = RaySeries()
-        while True:
-            series.update(self._service.telemetry.metrics.collect())
-            await asyncio.sleep(EXPORT_S)
+
+def _own_directory(files: Mapping[str, bytes]) -> int:
+    """Make a layer directory of the process with these files; it is removed once no process has the returned descriptor."""
+    os.environ["ATTENTION_LAYERS_DIR"] = directory = tempfile.mkdtemp(prefix="attention-layers-")
+    end, held = os.pipe()
+    removes = ["/usr/bin/setsid", "--fork", "sh", "-c", 'read -r _; rm -rf "$0"', directory]
+    subprocess.run(removes, stdin=end, check=True)  # noqa: S603 (not the replica's child, because Ray kills those too)
+    os.close(end)
+    for name, data in files.items():
+        Path(directory, name).write_bytes(data)
+    return held
 
 
-def write_files(digests: Mapping[str, str], files: Mapping[str, bytes], directory: Path) -> None:
-    """Write the files; raise ValueError if one is missing or has another digest."""
-    for name, digest in digests.items():
-        if hashlib.sha256(files.get(name, b"")).hexdigest() != digest:
-            raise ValueError(f"{name}: the object in the store has other bytes than were put there")
-        (directory / name).write_bytes(files[name])
+def _without_request_id(app: Any) -> Any:
+    """Return the application without X-Request-Id in its answers, because Serve adds one to each."""
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        async def send_on(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [each for each in message["headers"] if each[0] != b"x-request-id"]
+            await send(message)
+
+        await app(scope, receive, send_on)
+
+    return answer
 
 
 def _leave(code: int) -> None:
@@ -140,24 +145,22 @@ def _leave(code: int) -> None:
         signal.raise_signal(signal.SIGTERM)
 
 
-class RaySeries:
-    """The service's counters and gauges as metrics of Ray, which adds deployment and replica; of a histogram sum and count."""
-
-    def __init__(self) -> None:
-        self._series: dict[str, Any] = {}
-        self._counted: dict[tuple[str, ...], float] = {}
-
-    def update(self, families: Any) -> None:
-        for family, sample in ((each, sample) for each in families for sample in each.samples):
-            if sample.name.endswith("_bucket"):
-                continue
+async def _export(service: Any) -> None:
+    """Give the service's counters and gauges to Ray, which adds deployment and replica; of a histogram sum and count."""
+    series: dict[str, Any] = {}
+    counted: dict[tuple[str, ...], float] = {}
+    while True:
+        families = service.telemetry.metrics.collect()
+        for family, sample in (
+            (each, one) for each in families for one in each.samples if not one.name.endswith("_bucket")
+        ):
             kind = ray.serve.metrics.Gauge if family.type == "gauge" else ray.serve.metrics.Counter
-            if sample.name not in self._series:
-                self._series[sample.name] = kind(sample.name, family.documentation, tuple(sample.labels))
-            if family.type == "gauge":
-                self._series[sample.name].set(sample.value, sample.labels)
-                continue
+            if sample.name not in series:
+                series[sample.name] = kind(sample.name, family.documentation, tuple(sample.labels))
             key = (sample.name, *sample.labels.values())
-            if more := sample.value - self._counted.get(key, 0.0):
-                self._series[sample.name].inc(more, sample.labels)
-                self._counted[key] = sample.value
+            if family.type == "gauge":
+                series[sample.name].set(sample.value, sample.labels)
+            elif more := sample.value - counted.get(key, 0.0):
+                series[sample.name].inc(more, sample.labels)
+                counted[key] = sample.value
+        await asyncio.sleep(5)
