@@ -23,7 +23,11 @@ OWN = ROOT / ".venv-parity" / "bin" / "python"
 HOW_TO_INSTALL = "Keras, Flax and JAX are not installed: make install-parity"
 PYTHON = str(OWN) if OWN.exists() else sys.executable
 IS_INSTALLED = OWN.exists() or all(importlib.util.find_spec(name) for name in ("jax", "flax", "keras"))
-pytestmark = [pytest.mark.skipif(not IS_INSTALLED, reason=HOW_TO_INSTALL), pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.skipif(not IS_INSTALLED, reason=HOW_TO_INSTALL),
+    pytest.mark.timeout(300),
+    pytest.mark.long,
+]
 MASKED = 1
 GRID = [(case, dtype) for case in CASES for dtype in case.dtypes]
 

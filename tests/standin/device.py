@@ -308,6 +308,9 @@ def _converted(op: Any, source: torch.Tensor, **kwargs: Any) -> torch.Tensor:
     is_waited = not kwargs.get("non_blocking")
     _count_copy(source, is_to_device=is_to_device, is_waited=is_waited)
     found: torch.Tensor = op(_held(source), **kwargs)
+    if is_to_device and found.is_floating_point():
+        # A CPU that converts a NaN gives it other bits at the end of a vector than inside it. A GPU converts all alike.
+        found.masked_fill_(found.isnan(), torch.nan)
     if not is_to_device and not is_waited and _is_here(source):
         _pending.append((found, found.clone()))
         found.fill_(torch.nan if found.is_floating_point() else -1)
