@@ -26,7 +26,7 @@ from service.errors import LayerError
 from service.layers.directory import NAME, SDPA
 from service.layers.safetensors_file import open_regular, parse_object
 from service.layers.set_source import SetSource
-from service.layers.store import FORMAT_VERSION, Store
+from service.layers.store import DIGEST, FORMAT_VERSION, Store
 from service.layers.wording import about, quoted
 
 MANIFEST = "layer-set.json"
@@ -34,7 +34,6 @@ MAX_MANIFEST_BYTES = 2**20
 MAX_FILES = 1000
 _FILE = re.compile(rf"({NAME.pattern})(\.safetensors|\.model)")
 _SHA256 = re.compile("[0-9a-f]{64}")
-_DIGEST = re.compile("sha256:[0-9a-f]{64}")
 _OWN = re.compile(r"[0-9a-f]{64}|\.[0-9a-f]{64}\.partial")
 
 
@@ -95,7 +94,7 @@ class LayerSet:
 def _parse_file(entry: object, max_bytes: int) -> SetFile:
     fields = entry if isinstance(entry, dict) else {}
     name, size, sha256, digest = (fields.get(field.name) for field in dataclasses.fields(SetFile))
-    texts = ((name, _FILE), (sha256, _SHA256), (digest, _DIGEST))
+    texts = ((name, _FILE), (sha256, _SHA256), (digest, DIGEST))
     is_sound = all(isinstance(text, str) and pattern.fullmatch(text) for text, pattern in texts)
     if not is_sound or type(size) is not int or size < 0 or str(name).rpartition(".")[0] == SDPA:
         raise LayerError(

@@ -16,6 +16,7 @@ import dataclasses
 import hashlib
 import io
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from service.layers.safetensors_file import FILE_DTYPES, parse_object, read_head
 from service.layers.wording import listed, quoted, shape_text
 
 MAX_SOURCE = 200
+DIGEST = re.compile("sha256:[0-9a-f]{64}")
 DTYPE_NAMES = {dtype: name for name, dtype in FILE_DTYPES.items()} | {torch.uint8: "U8"}
 FORMAT_VERSION = 1
 MAX_LAYER_HEADER_BYTES = 64 * 1024  # headers of stored layers have about 2 KiB

@@ -14,7 +14,6 @@ import dataclasses
 import functools
 import io
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,13 +25,12 @@ import torch.nn.functional as F
 from service.errors import LayerError
 from service.layers.directory import NAME, Directory, check_name
 from service.layers.safetensors_file import FILE_DTYPES, Header, parse_object, read_header, read_tensor
-from service.layers.store import check_shapes, check_source, digest_of
+from service.layers.store import DIGEST, check_shapes, check_source, digest_of
 from service.layers.wording import quoted
 
 FORMAT_VERSION = 1
 MAX_MODEL_HEADER_BYTES = 2**20  # 24 layers have 30 KiB
 TOKENIZER = "tokenizer"
-DIGEST = re.compile("sha256:[0-9a-f]{64}")
 ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
