@@ -51,9 +51,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def layers(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("layers")
-    prepare(directory, LAYERS)
-    return directory / "layers"
+    return prepare(tmp_path_factory.mktemp("layers"), LAYERS)
 
 
 @pytest.fixture(scope="module")

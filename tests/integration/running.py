@@ -104,11 +104,12 @@ class Running:
         return processes.samples((await self.client.get("/metrics")).text)
 
 
-def prepare(directory: Path, layers) -> None:
-    """The files that a service finds when it starts."""
+def prepare(directory: Path, layers) -> Path:
+    """The files that a service finds when it starts; returns the layer directory."""
     for layer in layers:
         Store(directory / "layers").save(layer)
     (directory / "layers").mkdir(exist_ok=True)
+    return directory / "layers"
 
 
 @contextlib.asynccontextmanager

@@ -8,9 +8,7 @@ from tests.scale.replicas import replicas
 
 @pytest.fixture(scope="session")
 def layers_dir(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("scale")
-    prepare(directory, LAYERS)
-    return directory / "layers"
+    return prepare(tmp_path_factory.mktemp("scale"), LAYERS)
 
 
 @pytest.fixture(scope="module")
