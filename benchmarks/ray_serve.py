@@ -6,30 +6,21 @@ includes Ray's own processes. The table goes to docs/ray.md.
 
 from __future__ import annotations
 
-import argparse
-import datetime as dt
 import random
 import tempfile
 from collections.abc import Iterator, Mapping
 from functools import partial
-from pathlib import Path
 
-from benchmarks.__main__ import Group, environment, run
-from benchmarks.bench import WARM_S, Bench
+from benchmarks.bench import Bench
 from benchmarks.comparison import CONCURRENCY
-from benchmarks.machine import ROOT, commit
-from benchmarks.report import with_section
-from benchmarks.results import LATEST, Part, Sample, load
+from benchmarks.machine import ROOT
+from benchmarks.page import FAILED, HEADS, Page, Row
+from benchmarks.results import Sample
 from benchmarks.subjects import LAYER, Subject, service
-from benchmarks.summary import rows
-from benchmarks.tables import number, table
 from benchmarks.wires import service_wires
 from benchmarks.workloads import W1, W2
 from service.settings import usable_cores
 
-RESULTS = LATEST.with_name("ray.json")
-PAGE = ROOT / "docs" / "ray.md"
-NOTHING = "Not measured yet: `make bench-ray` writes this section."
 PROGRAM = """
 from ray import serve
 from deploy.ray.app import Options, attention
@@ -44,8 +35,6 @@ RAYS: Mapping[str, Mapping[str, str]] = {
     "Ray, HAProxy": HAPROXY,
     "Ray, HAProxy, throughput-optimized": HAPROXY | FAST,
 }
-_TITLES = {"w2": "16 tokens", "w1": "8 to 256 tokens"}
-_HEADS = {"rps": "requests/s", "p50_ms": "p50 ms", "p99_ms": "p99 ms", "server_cores": "cores in use"}
 
 
 def subjects(directory: str) -> list[Subject]:
@@ -66,41 +55,13 @@ def measure(bench: Bench, _: str) -> Iterator[Sample]:
                     yield bench.sample(subject.name, work.name, partial(bench.figures, server, work, CONCURRENCY))
 
 
-def section(parts: Mapping[str, Part]) -> str:
-    """Return the section of docs/ray.md as Markdown."""
-    if not parts:
-        return NOTHING
-    part = parts["ray"]
-    found = {(row["subject"], row["workload"]): row for row in rows(part.samples)}
-    blocks = [f"{part.origin}, {CONCURRENCY} callers, {part.rounds} rounds of {part.settings['seconds']} s, medians."]
-    for work, title in _TITLES.items():
-        whole = found.get((SERVE, work), {}).get("rps", [float("nan")])[0]
-        lines = []
-        for name in (SERVE, *RAYS):
-            row = found.get((name, work), {})
-            cells = [number(row[figure][0]) if figure in row else "failed" for figure in _HEADS]
-            lines.append([name, *cells, f"{row['rps'][0] / whole:.2f}" if "rps" in row else "failed"])
-        blocks.append(table([f"{title} a request", *_HEADS.values(), "of `serve`"], lines))
-    return "\n\n".join(blocks)
+def share(found: Mapping[tuple[str, str], Row], setup: str, work: str) -> str:
+    row, whole = found.get((setup, work), {}), found.get((SERVE, work), {}).get("rps", [float("nan")])[0]
+    return f"{row['rps'][0] / whole:.2f}" if "rps" in row else FAILED
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.ray_serve", allow_abbrev=False)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=int, default=4, help="of each timed run")
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    given = parser.parse_args()
-    now, settings = f"{dt.datetime.now(dt.UTC):%Y-%m-%d %H:%M} UTC", {"seconds": given.seconds, "warm_s": WARM_S}
-    part = Part(
-        "ray", now, commit(), environment(), settings, {name: {"settings": dict(x)} for name, x in RAYS.items()}
-    )
-    with tempfile.TemporaryDirectory(prefix="bench-") as directory, Bench(Path(directory), given.seconds) as bench:
-        run(bench, Group(("ray",), measure), {"ray": part}, given.rounds, given.out)
-    text = section(load(given.out))
-    print(text)
-    if given.out == RESULTS:
-        PAGE.write_text(with_section(PAGE.read_text(encoding="utf-8"), "ray", text), encoding="utf-8")
+RAY = Page("ray", [SERVE, *RAYS], HEADS | {"server_cores": "cores in use"}, ("of `serve`", share))
 
 
 if __name__ == "__main__":
-    main()
+    RAY.main("benchmarks.ray_serve", measure, {name: {"settings": dict(x)} for name, x in RAYS.items()}, 4)

@@ -7,9 +7,7 @@ a figure for any number of machines, how many requests a second they answer is n
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import datetime as dt
 import random
 import shutil
 import tempfile
@@ -19,27 +17,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import process_tree
-from benchmarks.__main__ import Group, environment, run
-from benchmarks.bench import WARM_S, Bench
+from benchmarks.bench import Bench
 from benchmarks.comparison import CONCURRENCY
-from benchmarks.machine import ROOT, commit
-from benchmarks.report import with_section
-from benchmarks.results import LATEST, Part, Sample, load
+from benchmarks.machine import ROOT
+from benchmarks.page import FAILED, HEADS, Page, Row
+from benchmarks.results import Sample
 from benchmarks.server import Server
 from benchmarks.subjects import LAYER, Subject, service
-from benchmarks.summary import rows
-from benchmarks.tables import number, table
+from benchmarks.tables import number
 from benchmarks.wires import service_wires
 from benchmarks.workloads import W1, W2, Workload
 
-RESULTS = LATEST.with_name("scale.json")
-PAGE = ROOT / "docs" / "scale.md"
-NOTHING = "Not measured yet: `make bench-scale` writes this section."
-_TITLES = {"w2": "16 tokens", "w1": "8 to 256 tokens"}
 _HEADS = {
-    "rps": "requests/s",
-    "p50_ms": "p50 ms",
-    "p99_ms": "p99 ms",
+    **HEADS,
     "refused": "refused",
     "server_cores": "cores in use",
     "rps_a_core": "requests/s a core",
@@ -113,40 +103,13 @@ def costs(bench: Bench, front: Server, work: Workload) -> dict[str, Any]:
     return {**found, "rps_a_core": 1 / cores_a_request, "hours_a_million": cores_a_request * 1e6 / 3600}
 
 
-def section(parts: Mapping[str, Part]) -> str:
-    """Return the section of docs/scale.md as Markdown."""
-    if not parts:
-        return NOTHING
-    part = parts["scale"]
-    found = {(row["subject"], row["workload"]): row for row in rows(part.samples)}
-    blocks = [f"{part.origin}, {CONCURRENCY} callers, {part.rounds} rounds of {part.settings['seconds']} s, medians."]
-    for work, title in _TITLES.items():
-        lines = []
-        for name in SETUPS:
-            row, memory = found.get((name, work), {}), found.get((name, "memory"), {})
-            cells = [number(row[figure][0]) if figure in row else "failed" for figure in _HEADS]
-            lines.append([name, *cells, number(memory["pss_mib"][0]) if "pss_mib" in memory else "failed"])
-        blocks.append(table([f"{title} a request", *_HEADS.values(), "memory a replica, MiB (PSS)"], lines))
-    return "\n\n".join(blocks)
+def memory(found: Mapping[tuple[str, str], Row], setup: str, _: str) -> str:
+    row = found.get((setup, "memory"), {})
+    return number(row["pss_mib"][0]) if "pss_mib" in row else FAILED
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", allow_abbrev=False)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=int, default=2, help="of each timed run")
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    given = parser.parse_args()
-    now, settings = f"{dt.datetime.now(dt.UTC):%Y-%m-%d %H:%M} UTC", {"seconds": given.seconds, "warm_s": WARM_S}
-    part = Part(
-        "scale", now, commit(), environment(), settings, {name: setup._asdict() for name, setup in SETUPS.items()}
-    )
-    with tempfile.TemporaryDirectory(prefix="bench-") as directory, Bench(Path(directory), given.seconds) as bench:
-        run(bench, Group(("scale",), measure), {"scale": part}, given.rounds, given.out)
-    text = section(load(given.out))
-    print(text)
-    if given.out == RESULTS:
-        PAGE.write_text(with_section(PAGE.read_text(encoding="utf-8"), "scale", text), encoding="utf-8")
+SCALE = Page("scale", [*SETUPS], _HEADS, ("memory a replica, MiB (PSS)", memory))
 
 
 if __name__ == "__main__":
-    main()
+    SCALE.main("benchmarks.scale", measure, {name: setup._asdict() for name, setup in SETUPS.items()}, 2)

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.results import load
-from benchmarks.scale import NOTHING, PAGE, RESULTS, SETUPS, costs, section
+from benchmarks.scale import SCALE, SETUPS, costs
 from benchmarks.workloads import W2
 from tests.unit.benchmarks.doubles import part, sample
 
@@ -26,7 +26,7 @@ def test_a_row_has_the_medians_of_its_rounds_and_says_what_failed():
     measured = [sample(n, last, 0) | {"workload": "w2", "rps": rps} for n, rps in enumerate((100.0, 300.0, 200.0))]
     memory = [sample(0, last, 0) | {"workload": "memory", "pss_mib": 250.0}]
     failed = [{"round": 0, "subject": first, "workload": "w2", "failed": "it did not start"}]
-    text = section({"scale": part("scale", [*measured, *memory, *failed])})
+    text = SCALE.section({"scale": part("scale", [*measured, *memory, *failed])})
     rows = {line.split(" | ")[0].removeprefix("| "): line for line in text.partition("\n\n")[2].splitlines()[:7]}
     assert rows[last].startswith(f"| {last} | 200 |")
     assert rows[last].endswith("| 250 |")
@@ -35,11 +35,11 @@ def test_a_row_has_the_medians_of_its_rounds_and_says_what_failed():
 
 
 def test_without_results_the_section_says_so():
-    assert section({}) == NOTHING
+    assert SCALE.section({}) == SCALE.nothing
 
 
 def test_the_page_has_the_last_results():
     """`make bench-scale` writes both."""
-    parts = load(RESULTS)
-    assert f"<!-- scale -->\n{section(parts)}\n<!-- /scale -->" in PAGE.read_text(encoding="utf-8")
+    parts = load(SCALE.results)
+    assert f"<!-- scale -->\n{SCALE.section(parts)}\n<!-- /scale -->" in SCALE.path.read_text(encoding="utf-8")
     assert not parts or not parts["scale"].commit.endswith("+")
