@@ -14,6 +14,8 @@ import torch
 
 from service.attention.masks import CombinedMask
 
+PER_SEQUENCE = ("query", "key", "value", "past_key", "past_value")
+POSITIONS = ("positions", "key_positions")
 # Scores are multiplied by the scale, then capped, then masked.
 Stage = Literal["scaled", "capped", "masked"]
 
@@ -35,7 +37,12 @@ class WeightsWanted:
 
 
 class Call(NamedTuple):
-    """One attention call: query [B, L, Dq]; key [B, S, Dk], None = the query; value [B, S, Dv], None = the key."""
+    """One attention call: query [B, L, Dq]; key [B, S, Dk], None = the query; value [B, S, Dv], None = the key.
+
+    `positions` [B|1, L] and `key_positions` [B|1, P + S], int64, are both given or both None, which means 0, 1, … each. The
+    layer's window is in `mask`. `past_key` [B, G, P, H] and `past_value` [B, G, P, V] come together; they stand before the keys
+    of the call, normalised and rotated, as an answer's present.
+    """
 
     query: torch.Tensor
     key: torch.Tensor | None = None
@@ -45,6 +52,11 @@ class Call(NamedTuple):
     scores: WeightsWanted | None = None
     has_lse: bool = False
     has_entropy: bool = False
+    positions: torch.Tensor | None = None
+    key_positions: torch.Tensor | None = None
+    past_key: torch.Tensor | None = None
+    past_value: torch.Tensor | None = None
+    has_present: bool = False
 
     @property
     def asks_more(self) -> bool:
@@ -64,9 +76,10 @@ class Call(NamedTuple):
         """Split the call into calls of one sequence each."""
         parts = []
         for b in range(self.query.shape[0]):
-            key, value = (None if x is None else x[b : b + 1] for x in (self.key, self.value))
+            fields = {name: x[b : b + 1] for name in PER_SEQUENCE if (x := getattr(self, name)) is not None}
+            places = {name: x[b % len(x)][None] for name in POSITIONS if (x := getattr(self, name)) is not None}
             mask = None if self.mask is None else self.mask.of_sequence(b)
-            parts.append(self._replace(query=self.query[b : b + 1], key=key, value=value, mask=mask))
+            parts.append(self._replace(**fields, **places, mask=mask))
         return parts
 
 
@@ -129,8 +142,9 @@ class Answer:
     """Output [B, L, D], or [B, N, L, V] without a layer, in the query's dtype, and what else the call requests.
 
     Weights [B, N', L', S] (forms "heads" and "contributions"), [B, L', S] ("mean"), or TopK; scores [B, N', L', S]; lse
-    [B, N, L], the natural log-sum-exp of the masked scores; entropy [B, N, L], of each row of weights in nats. Only without a
-    layer: present_key [B, G, S, H] and present_value [B, G, S, V] in the dtype of the key.
+    [B, N, L], the natural log-sum-exp of the masked scores; entropy [B, N, L], of each row of weights in nats. present_key
+    [B, G, S, H] and present_value [B, G, S, V]: the keys with their past, without a layer in the dtype of the key, with one in
+    that of the query, normalised and rotated.
     """
 
     output: torch.Tensor

@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 
 from service.attention.progress import stop_point
+from service.attention.spec import Window
 from service.attention.transfers import MAX_PINNED, on_host, to_device
 
 # Scores of one step: a step takes less than a millisecond and its temporaries stay in the cache.
@@ -94,6 +95,27 @@ def _shifts(offset: int | Sequence[int], more: int) -> torch.Tensor:
 def causal(sizes: Sizes, offset: int | Sequence[int]) -> Run:
     """Allow keys up to i + offset: 0 (top_left, torch), S − L (bottom_right, FlashAttention) or the past's length (ONNX)."""
     return window(sizes, offset, None, 0)
+
+
+def of_positions(window: Window, positions: torch.Tensor, key_positions: torch.Tensor) -> Run | Allowed:
+    """Return a layer's own mask for rows [B|1, L] and keys [B|1, S] at these positions, int64."""
+    low = None if window.left is None else positions - window.left
+    high = None if window.right is None else positions + window.right
+    if not bool((key_positions.diff() >= 0).all()):
+        allowed = torch.ones(1, 1, 1, dtype=torch.bool)
+        keys = key_positions.unsqueeze(1)
+        allowed = allowed if low is None else keys >= low.unsqueeze(2)
+        return Allowed((allowed if high is None else allowed & (keys <= high.unsqueeze(2))).unsqueeze(1))
+    # The keys ascend, so those that a row may attend to are a run.
+    sequences = max(len(positions), len(key_positions))
+    keys = key_positions.expand(sequences, -1).contiguous()
+    ends = (None if bound is None else bound.expand(sequences, -1).contiguous() for bound in (low, high))
+    low, high = (
+        None if bound is None else torch.searchsorted(keys, bound, right=is_high)[:, None, :, None]
+        for bound, is_high in zip(ends, (False, True), strict=True)
+    )
+    first, last = torch.zeros(1, 1, 1, 1, dtype=torch.int64), torch.full((1, 1, 1, 1), keys.shape[1])
+    return Run(first if low is None else low, last if high is None else high)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

@@ -21,7 +21,7 @@ import torch
 from service.attention.spec import PROJECTIONS, LayerSpec
 from service.errors import LayerError
 from service.layers.directory import check_name
-from service.layers.families import FAMILY_NAMES, TOKENS, Candidate, Parts, find_candidates
+from service.layers.families import FAMILY_NAMES, Candidate, Parts, find_candidates
 from service.layers.heads import Config, check_head_width, num_heads
 from service.layers.key_map import existing_key, mapped, unknown_family_text
 from service.layers.source import Source, open_source
@@ -195,7 +195,10 @@ def derive_spec(
     head_width = sizes["query_rows"] // num
     check_head_width(chosen, config, heads=num, rows=sizes["query_rows"], query_width=sizes["query_width"])
     return LayerSpec(
-        **{width: sizes[width] for width in ("query_width", *TOKENS)},
+        query_width=sizes["query_width"],
+        key_width=sizes["key_width"],
+        value_width=sizes["value_width"],
+        out_width=sizes["out_width"],
         num_heads=num,
         num_kv_heads=num,
         head_width=head_width,

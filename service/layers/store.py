@@ -23,7 +23,7 @@ from pathlib import Path
 import safetensors.torch
 import torch
 
-from service.attention.spec import LayerSpec
+from service.attention.spec import WRITTEN_FIELDS, LayerSpec
 from service.errors import LayerError
 from service.layers.directory import NAME, Directory, check_name
 from service.layers.safetensors_file import FILE_DTYPES, parse_object, read_header, read_tensor
@@ -33,6 +33,8 @@ MAX_SOURCE = 200
 DIGEST = re.compile("sha256:[0-9a-f]{64}")
 DTYPE_NAMES = {dtype: name for name, dtype in FILE_DTYPES.items()} | {torch.uint8: "U8"}
 FORMAT_VERSION = 1
+PARTS_VERSION = 2
+"""format_version of a layer with a part that version 1 does not know."""
 MAX_LAYER_HEADER_BYTES = 64 * 1024  # headers of stored layers have about 2 KiB
 
 
@@ -122,13 +124,17 @@ class Store(Directory):
         return self.write(layer.name, _encode(layer), replace=replace)
 
 
+def _version(spec: LayerSpec) -> int:
+    return PARTS_VERSION if spec.to_json().keys() - WRITTEN_FIELDS else FORMAT_VERSION
+
+
 def _encode(layer: StoredLayer) -> bytes:
     about_layer = {
         **layer.spec.to_json(),
         "source": layer.source,
         "family": layer.family,
         "digest": layer.digest,
-        "format_version": FORMAT_VERSION,
+        "format_version": _version(layer.spec),
     }
     text = json.dumps(about_layer, sort_keys=True, allow_nan=False)
     # safetensors refuses tensors that share memory, as those of a layer built in code may
@@ -144,14 +150,16 @@ def _decode(name: str, file: io.BufferedReader) -> StoredLayer:
         raise LayerError("not a stored layer: the file's metadata must have the one key spec; import the file first")
     fields = parse_object(header.metadata["spec"].encode("utf-8", "surrogatepass"), "the layer's spec", LayerError)
     version = fields.pop("format_version", None)
-    if version != FORMAT_VERSION or isinstance(version, bool):
-        raise LayerError(f"this release reads layers of format_version {FORMAT_VERSION} only")
+    if type(version) is not int or version not in (FORMAT_VERSION, PARTS_VERSION):
+        raise LayerError(f"this release reads layers of format_version {FORMAT_VERSION} and {PARTS_VERSION} only")
     texts: dict[str, str] = {}
     for field in ("source", "family", "digest"):
         if not isinstance(text := fields.pop(field, None), str):
             raise LayerError(f"the layer's spec has no {field}")
         texts[field] = text
     spec = LayerSpec.from_json(fields)
+    if version != _version(spec):
+        raise LayerError(f"format_version {version} does not fit the layer's fields, expected {_version(spec)}")
     check_shapes(spec.tensor_shapes(), {key: entry.shape for key, entry in header.tensors.items()})
     tensors = {key: read_tensor(file, key, entry) for key, entry in header.tensors.items()}
     layer = StoredLayer(name, spec, tensors, texts["source"], texts["family"])

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from service.attention.spec import WRITTEN_FIELDS
 from service.errors import LayerError
 from service.layers.directory import check_name
 from service.layers.store import Store, StoredLayer, digest
@@ -106,7 +107,7 @@ def test_a_family_is_a_plain_word():
 def test_the_digest_follows_its_docstring():
     """A second, literal implementation of the layout."""
     layer = stored(biases=("value", "query"), has_output=False)
-    fields = dataclasses.asdict(layer.spec) | {"biases": ["query", "value"]}
+    fields = {name: getattr(layer.spec, name) for name in WRITTEN_FIELDS} | {"biases": ["query", "value"]}
     names = ["key.weight", "query.bias", "query.weight", "value.bias", "value.weight"]
     tensors = [[name, "F32", list(layer.tensors[name].shape)] for name in names]
     header = json.dumps({"spec": fields, "tensors": tensors}, sort_keys=True, separators=(",", ":")).encode()
