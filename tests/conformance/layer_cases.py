@@ -22,6 +22,32 @@ class Kind(NamedTuple):
     prefix: str = ""
     options: tuple[str, ...] = ()
     entry: str = ""  # the part of the model that is called, where it is not the whole
+    is_cross: bool = False
+    is_relative: bool = False  # positions matter, but only their differences
+
+
+class Call(NamedTuple):
+    """The lengths of its sequences and of their sources; they are padded on the left. `positions` are those of the real tokens."""
+
+    name: str
+    lengths: tuple[int, ...]
+    sources: tuple[int, ...]
+    start: int = 0
+
+    @staticmethod
+    def pads(lengths: tuple[int, ...]) -> list[list[bool]]:
+        longest = max(lengths)
+        return [[place < longest - length for place in range(longest)] for length in lengths]
+
+    @property
+    def positions(self) -> list[list[int]]:
+        """From `start` at the first real token; a pad has the same."""
+        longest = max(self.lengths)
+        return [[self.start + max(0, place - longest + length) for place in range(longest)] for length in self.lengths]
+
+
+CALLS = (Call("1", (1,), (33,)), Call("7", (7,), (1,)), Call("33", (33,), (7,)), Call("padded", (7, 4), (5, 7)))
+FAR = Call("far", (33,), (7,), start=4000)
 
 
 class LayerCase(NamedTuple):
@@ -35,6 +61,22 @@ class LayerCase(NamedTuple):
     given: str = TOKENS
     has_positions: bool = False
     saved: Config = {}  # options of save_pretrained
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        return (*CALLS, FAR) if self.has_positions else CALLS
+
+    def as_json(self) -> dict[str, Any]:
+        """What `layer_answers.py` is told."""
+        layers = {
+            name: dict(module=kind.module.format(layer), output=kind.output.format(layer), entry=kind.entry)
+            for name, (layer, kind) in self.imports.items()
+        }
+        calls = [
+            call._asdict() | dict(positions=call.positions if self.has_positions else None) for call in self.calls
+        ]
+        plain = {name: getattr(self, name) for name in ("name", "model", "config", "saved", "given")}
+        return plain | dict(layers=layers, calls=calls)
 
     @property
     def imports(self) -> dict[str, tuple[int, Kind]]:
@@ -114,7 +156,8 @@ def _bart_kinds(**encoder: Any) -> dict[str, Kind]:
         )
     }
     return {
-        name: Kind(module, prefix=module, **(encoder if name == "encoder" else {})) for name, module in found.items()
+        name: Kind(module, prefix=module, is_cross=name == "cross", **(encoder if name == "encoder" else {}))
+        for name, module in found.items()
     }
 
 
@@ -170,7 +213,7 @@ CASES = (
         _bert("esm."),
         has_positions=True,
     ),
-    LayerCase("mpnet", "MPNetForMaskedLM", ENCODER, _only("mpnet.encoder.layer.{}.attention.attn")),
+    LayerCase("mpnet", "MPNetForMaskedLM", ENCODER, _only("mpnet.encoder.layer.{}.attention.attn", is_relative=True)),
     LayerCase("vit", "ViTModel", VISION, _only("layers.{}.attention"), given=STATES),
     LayerCase(
         "vit-new",
@@ -189,7 +232,7 @@ CASES = (
         _bart_kinds(entry=STATES),
         given=FEATURES,
     ),
-    LayerCase("gpt2", "GPT2LMHeadModel", GPT2, _only("transformer.h.{}.attn")),
+    LayerCase("gpt2", "GPT2LMHeadModel", GPT2, _only("transformer.h.{}.attn", is_relative=True)),
     LayerCase(
         "gpt2-scaled",
         "GPT2LMHeadModel",
@@ -211,7 +254,10 @@ CASES = (
         VOCABULARY
         | dict(d_model=32, d_kv=6, d_ff=40, num_layers=2, num_heads=4, decoder_start_token_id=0)
         | dict(relative_attention_num_buckets=8, relative_attention_max_distance=20),
-        {name: Kind(module, prefix=module) for name, module in T5_KINDS.items()},
+        {
+            name: Kind(module, prefix=module, is_cross=name == "cross", is_relative=name != "cross")
+            for name, module in T5_KINDS.items()
+        },
         given=PAIRS,
     ),
     LayerCase("llama", "LlamaForCausalLM", LLAMA, DECODER, has_positions=True),
