@@ -163,6 +163,19 @@ _LLAMA = Family(
     flags={"attention_bias": "q_proj.bias"},
     defaults={"num_attention_heads": 32, "num_key_value_heads": None, "rope_theta": 10000.0, "attention_bias": False},
 )
+_GTE = dataclasses.replace(
+    _LLAMA,
+    name="gte",
+    models=("gte",),
+    about="GTE, by the names of transformers",
+    optional=(),
+    equal=EVERYTHING,
+    is_grouped=False,
+    causal=False,
+    flags={},
+    defaults={"num_attention_heads": 12, "rope_theta": 160000.0},
+)
+_GTE_FUSED = fused("qkv_proj", "o_proj")
 _QWEN_WINDOW = WindowRule(size="sliding_window", switch="use_sliding_window", first="max_window_layers")
 _QWEN = {
     "num_attention_heads": 32,
@@ -376,17 +389,11 @@ FAMILIES = (
         optional=(),
         flags={},
     ),
+    _GTE,
     dataclasses.replace(
-        _LLAMA,
-        name="gte",
-        models=("gte",),
-        about="GTE, by the names of transformers",
-        optional=(),
-        equal=EVERYTHING,
-        is_grouped=False,
-        causal=False,
-        flags={},
-        defaults={"num_attention_heads": 12, "rope_theta": 160000.0},
+        _GTE,
+        parts=_GTE_FUSED,
+        below=re.compile(r"encoder\.layer\.\d+\.attention\.$"),
     ),
     _LLAMA,
     dataclasses.replace(

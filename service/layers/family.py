@@ -116,12 +116,12 @@ class Family:
     @property
     def options(self) -> frozenset[str]:
         """The options that the importer reads for this family and may otherwise not ignore."""
-        found = {self.softcap, *self.flags, *self.off}
+        found = {self.softcap, *self.flags, *self.off, *self.defaults}
         if self.rotary:
             found |= {self.rotary.theta, self.rotary.sliding_theta, self.rotary.partial, self.rotary.switch}
             found |= {"rope_theta", "rope_parameters", "rope_scaling", "partial_rotary_factor"}
         if self.table:
-            found |= {"relative_attention_num_buckets", "relative_attention_max_distance"}
+            found.add("relative_attention_num_buckets")
         return frozenset(found - {""})
 
 

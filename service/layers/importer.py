@@ -22,7 +22,7 @@ from service.attention.spec import PROJECTIONS, LayerSpec, Norm, RelativeBias
 from service.errors import LayerError
 from service.layers.directory import check_name
 from service.layers.families import FAMILY_NAMES, find_candidates
-from service.layers.family import QKV_WEIGHT, Candidate, Family, Parts
+from service.layers.family import Candidate, Family, Parts
 from service.layers.heads import check_head_width, num_heads, num_kv_heads
 from service.layers.key_map import existing_key, mapped, unknown_family_text
 from service.layers.options import Config, Options, governing, models, options_of, shown
@@ -237,7 +237,7 @@ def _flat(shape: tuple[int, ...], name: str) -> tuple[int, ...]:
         (shape[0] * shape[1], *shape[2:])
         if name == "output.weight" or len(shape) == 2
         else (shape[0], shape[1] * shape[2])
-    )  # noqa: PLR2004
+    )
 
 
 def derive_spec(
