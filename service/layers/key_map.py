@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 
 from service.attention.spec import PROJECTIONS
 from service.errors import LayerError
-from service.layers.families import QKV_BIAS, QKV_WEIGHT, Candidate, Family, has_stacked_columns
+from service.layers.family import QKV_BIAS, QKV_WEIGHT, Candidate, Family, has_stacked_columns
 from service.layers.source import COMPILED, Source
 from service.layers.unsupported import ROTARY, reason_of_names
 from service.layers.wording import MAX_NAMED, listed, quoted
