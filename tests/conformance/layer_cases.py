@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 Config = dict[str, Any]
 # What a model is given: tokens; a decoder's tokens and the encoder's, or its states; or states, straight into the attention module.
 TOKENS, PAIRS, FEATURES, STATES = "tokens", "pairs", "features", "states"
+TINY_VOCABULARY = 60
 
 
 class Kind(NamedTuple):
@@ -23,6 +24,8 @@ class Kind(NamedTuple):
     options: tuple[str, ...] = ()
     entry: str = ""  # the part of the model that is called, where it is not the whole
     is_cross: bool = False
+    is_source: bool = False  # the attention of the encoder of two
+    is_causal_by_mask: bool = False  # the checkpoint does not say so, and the request does
     is_relative: bool = False  # positions matter, but only their differences
 
 
@@ -61,10 +64,18 @@ class LayerCase(NamedTuple):
     given: str = TOKENS
     has_positions: bool = False
     saved: Config = {}  # options of save_pretrained
+    path: str = ""  # of a checkpoint that is there, absolute or below the directory of all
+    vocabulary: int = TINY_VOCABULARY
 
     @property
     def calls(self) -> tuple[Call, ...]:
+        if self.given == STATES or self.is_anarcii:
+            return CALLS[:3]  # without padding
         return (*CALLS, FAR) if self.has_positions else CALLS
+
+    @property
+    def is_anarcii(self) -> bool:
+        return self.model == "anarcii"
 
     def as_json(self) -> dict[str, Any]:
         """What `layer_answers.py` is told."""
@@ -75,7 +86,7 @@ class LayerCase(NamedTuple):
         calls = [
             call._asdict() | dict(positions=call.positions if self.has_positions else None) for call in self.calls
         ]
-        plain = {name: getattr(self, name) for name in ("name", "model", "config", "saved", "given")}
+        plain = {name: getattr(self, name) for name in ("name", "model", "config", "saved", "given", "path", "vocabulary")}
         return plain | dict(layers=layers, calls=calls)
 
     @property
@@ -156,7 +167,7 @@ def _bart_kinds(**encoder: Any) -> dict[str, Kind]:
         )
     }
     return {
-        name: Kind(module, prefix=module, is_cross=name == "cross", **(encoder if name == "encoder" else {}))
+        name: Kind(module, prefix=module, is_cross=name == "cross", is_source=name == "encoder", **(encoder if name == "encoder" else {}))
         for name, module in found.items()
     }
 
@@ -255,7 +266,9 @@ CASES = (
         | dict(d_model=32, d_kv=6, d_ff=40, num_layers=2, num_heads=4, decoder_start_token_id=0)
         | dict(relative_attention_num_buckets=8, relative_attention_max_distance=20),
         {
-            name: Kind(module, prefix=module, is_cross=name == "cross", is_relative=name != "cross")
+            name: Kind(
+                module, prefix=module, is_cross=name == "cross", is_source=name == "encoder", is_relative=name != "cross"
+            )
             for name, module in T5_KINDS.items()
         },
         given=PAIRS,

@@ -13,10 +13,12 @@ OWN = ROOT / ".venv-parity" / "bin" / "python"
 PYTHON = str(OWN) if OWN.exists() else sys.executable
 
 
-def has_package(name: str) -> bool:
+def package(name: str) -> Path | None:
+    """The directory of an installed package."""
     if OWN.exists():
-        return any((ROOT / ".venv-parity").glob(f"lib/*/site-packages/{name}"))
-    return importlib.util.find_spec(name) is not None
+        return next((ROOT / ".venv-parity").glob(f"lib/*/site-packages/{name}"), None)
+    spec = importlib.util.find_spec(name)
+    return Path(spec.origin).parent if spec is not None and spec.origin else None
 
 
 def run_program(name: str, directory: Path) -> None:
