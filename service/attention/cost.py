@@ -57,7 +57,12 @@ def flops(
     out_width = spec.out_width if spec.has_output else 0
     more = sum(_weights_flops(spec.head_width, whole, one, spec.value_head_width, out_width) for one in selections)
     more += num_passes * heads * queries * whole.keys * (2 * spec.head_width + SOFTMAX_FLOPS)
-    return b * (2 * products + _mask_flops(mask) + more)
+    more += heads * queries * whole.keys * SOFTMAX_FLOPS * spec.is_explicit
+    tables = _mask_flops(mask)
+    if spec.relative_bias is not None:
+        num_masks = 1 if mask is None else 1 + len(mask.masks)
+        tables = heads * queries * keys * (TABLE_FLOPS + MASK_FLOPS * num_masks)
+    return b * (2 * products + tables + more)
 
 
 def attention_flops(call: AttentionCall, sizes: Sizes) -> int:
@@ -77,22 +82,23 @@ def _num_products(call: AttentionCall, sizes: Sizes) -> int:
     return by_head * sizes.heads * -(-sizes.queries // BLOCK_ROWS) + 4 * shared
 
 
-def table_bytes(call: Call | AttentionCall, sizes: Sizes, out_width: int = 0) -> int:
+def table_bytes(call: Call | AttentionCall, sizes: Sizes, spec: LayerSpec | None = None) -> int:
     """Return the most bytes that the tables of one sequence take: its mask, and the scores of a block. One runs at a time.
 
-    `sizes` include the columns that a layer appends, whose output is `out_width` wide. Tables are float32, or float64 for a
-    float64 query.
+    `sizes` include the columns that a layer, whose `spec` it is, appends. Tables are float32, or float64 for a float64 query.
     """
-    is_explicit = isinstance(call, AttentionCall) and call.is_explicit
+    is_explicit = spec.is_explicit if spec is not None else isinstance(call, AttentionCall) and call.is_explicit
     wanted = [one for one in (call.weights, call.scores) if one is not None]
     num_heads = max([_num_heads(sizes, one) for one in wanted], default=0)
     num_heads = sizes.heads if call.has_lse or call.has_entropy or is_explicit else num_heads
     head_cells = min(BLOCK_ROWS, sizes.queries) * sizes.keys
     mask_cells = 0 if call.mask is None else math.prod(call.mask.table_shape[:2]) * sizes.keys
+    if spec is not None and spec.relative_bias is not None:
+        mask_cells = sizes.heads * sizes.queries * sizes.keys
     cells = mask_cells + WORKSPACE_TABLES * min(max(MAX_CELLS, head_cells), num_heads * head_cells)
     if call.weights is not None and call.weights.form == "contributions":
         # A length for each head and key, and a block of projected values, also in float64.
-        cells += sizes.keys * num_heads + min(BLOCK_ROWS, sizes.keys) * 3 * out_width
+        cells += sizes.keys * num_heads + min(BLOCK_ROWS, sizes.keys) * 3 * (spec.out_width if spec is not None else 0)
     return cells * torch.promote_types(call.query.dtype, torch.float32).itemsize
 
 

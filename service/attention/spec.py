@@ -228,6 +228,11 @@ class LayerSpec:
         return any(part is not None for part in (self.rotary, self.relative_bias, self.window))
 
     @cached_property
+    def is_explicit(self) -> bool:
+        """Whether scores are computed by the definition, block by block: torch's fused kernel has neither softcap nor sinks."""
+        return self.softcap is not None or self.has_sinks
+
+    @cached_property
     def needs_key(self) -> bool:
         """Whether a call must have keys: their width differs, so queries cannot replace them."""
         return self.key_width != self.query_width

@@ -368,7 +368,7 @@ def check_request(
         own = () if window is None else (window_mask(window, call, sizes),)
         call = call._replace(mask=masks.combined(sizes, *own, is_batch=is_batch, past=past))
     cost = _cost(spec, call, sizes)
-    limits.check(cost, table_bytes(call, whole, spec.out_width))
+    limits.check(cost, table_bytes(call, whole, spec))
     form, is_error = answer_form(body.query, body.encoding), body.masked_rows == "error"
     # Every row may attend to the columns that a layer appends, and within a window to the key at its own position.
     sees_itself = not body.masks and call.key_positions is call.positions
