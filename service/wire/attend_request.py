@@ -443,7 +443,7 @@ def _cost(spec: LayerSpec, call: Call, sizes: Sizes) -> Cost:
         cells=b * n * queries * columns,
         weights_bytes=b * returned,
         input_bytes=input_bytes([getattr(call, name) for name in _FIELDS], call.mask),
-        flops=flops(spec, sizes, call.mask, call.weights, call.scores, num_passes=passes, past=past),
+        flops=flops(spec, sizes, call.mask, call.weights, call.scores, num_passes=passes, num_past=past),
     )
 
 
