@@ -356,13 +356,14 @@ def check_request(
     call, past = _call(body, given, name, spec, layout)
     sizes = Sizes(call.query.shape[0], spec.num_heads, call.query.shape[1], past + call.source.shape[1])
     window = spec.window if body.layer_masks == "apply" else None
-    places = {field: given[field] for field in POSITION_FIELDS if field in given}
-    if places or spec.uses_positions:
+    if spec.uses_positions or not POSITION_FIELDS.keys().isdisjoint(given):
+        places = {field: given[field] for field in POSITION_FIELDS if field in given}
         place = Place(name, spec, sizes, is_batch, has_past=past > 0, has_own_keys=body.key is not None)
         call = call._replace(**place.positions(places, window))
     whole = sizes._replace(keys=sizes.keys + spec.extra_keys)
     weights, scores = selections(body, whole, call.query.dtype)
-    call = call._replace(weights=weights, scores=scores)
+    if weights is not None or scores is not None:
+        call = call._replace(weights=weights, scores=scores)
     if body.masks or window is not None:
         limits.check(_cost(spec, call, sizes), 0)  # before masks are made of these sizes
         own = () if window is None else (window_mask(window, call, sizes),)
@@ -386,8 +387,9 @@ def _call(
     value = None if body.value is None else _rows(body.value, _FIELDS["value"], spec.value_width, name, is_batch)
     _check_together(query, key, value, spec)
     call = Call(query, key, value, has_lse=body.lse, has_entropy=body.entropy, has_present=body.present)
-    if not (cached := {field: decode_tensor(given[field], _FIELDS[field]) for field in PAST if field in given}):
+    if body.past_key is None and body.past_value is None:
         return call, 0
+    cached = {field: decode_tensor(given[field], _FIELDS[field]) for field in PAST if field in given}
     past, other = past_of(cached, layout), f'layer "{name}"'
     check_past(past, len(query), spec.num_kv_heads, (spec.head_width, spec.value_head_width), (other, other))
     return call._replace(**past), past["past_key"].shape[2]
@@ -437,12 +439,13 @@ def _cost(spec: LayerSpec, call: Call, sizes: Sizes) -> Cost:
         widths = spec.head_width + spec.value_head_width
         returned += spec.num_kv_heads * keys * widths * call.query.element_size()
     passes = call.has_lse + call.has_entropy
+    placed = call.positions, call.key_positions, call.past_key, call.past_value
     return Cost(
         sequences=b,
         tokens=b * (queries + (past if call.is_self_attention else keys)),
         cells=b * n * queries * columns,
         weights_bytes=b * returned,
-        input_bytes=input_bytes([getattr(call, name) for name in _FIELDS], call.mask),
+        input_bytes=input_bytes((call.query, call.key, call.value, *placed), call.mask),
         flops=flops(spec, sizes, call.mask, call.weights, call.scores, num_passes=passes, num_past=past),
     )
 
