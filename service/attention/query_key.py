@@ -10,7 +10,7 @@ every dtype, as in the models' own code.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
@@ -38,11 +38,14 @@ class QueryKey:
         if self._norms is not None:
             q, k = (norm(x) for norm, x in zip(self._norms, (q, k), strict=True))
         if self._rotation is not None:
-            rows = torch.cat([_by_row(call.places[0], call) for call in calls])
-            keys = torch.cat([_by_row(call.places[1][:, call.num_past :], call) for call in calls])
+            rows = _by_row([(call.query, call.positions, 0) for call in calls])
             turns = self._rotation.turns(rows)
             self._rotation.turn(q, turns)
-            self._rotation.turn(k, turns if torch.equal(rows, keys) else self._rotation.turns(keys))
+            if any(call.key is not None or call.positions is not None for call in calls):
+                turns = self._rotation.turns(
+                    _by_row([(call.source, call.key_positions, call.num_past) for call in calls])
+                )
+            self._rotation.turn(k, turns)
         return q.flatten(1).to(self._like.dtype), k.flatten(1).to(self._like.dtype)
 
 
@@ -59,9 +62,18 @@ def largest_row(spec: LayerSpec, tensors: Mapping[str, torch.Tensor]) -> float:
     return math.sqrt(heads * spec.head_width) * max(most) + max(offsets, default=0.0)
 
 
-def _by_row(positions: torch.Tensor, call: Call) -> torch.Tensor:
-    """Return the positions [B|1, rows] of a call as B·rows."""
-    return positions.expand(call.query.shape[0], -1).reshape(-1)
+def _by_row(parts: Iterable[tuple[torch.Tensor, torch.Tensor | None, int]]) -> torch.Tensor:
+    """Return the positions of all rows of inputs [B, L, D], given as [B|1, first + L] or by default 0, 1, … each."""
+    found: list[torch.Tensor] = []
+    order = torch.arange(0)
+    for x, positions, first in parts:
+        num, length = x.shape[:2]
+        if positions is not None:
+            found.append(positions[:, first:].expand(num, -1).reshape(-1))
+            continue
+        order = order if len(order) >= length else torch.arange(length)
+        found += [order[:length]] * num
+    return torch.cat(found)
 
 
 class _RowNorm:
@@ -73,15 +85,14 @@ class _RowNorm:
         self._bias = tensors[f"{name}.bias"].to(wide) if norm.has_bias else None
 
     def __call__(self, x_RNH: torch.Tensor) -> torch.Tensor:
-        """Return the rows in new memory. Sums are float64, in which no square of a float32 overflows."""
+        """Return the rows, often in their own memory. Sums are float64, in which no square of a float32 overflows."""
         x = x_RNH.flatten(1) if self._norm.over == "width" else x_RNH
         if self._norm.kind == "layer":
             x = x - x.mean(-1, keepdim=True, dtype=torch.float64).to(x.dtype)
         root: torch.Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float64)
         # Root and division round the same in vectors and alone, which rsqrt need not.
         factor: torch.Tensor = root.square_().div_(x.shape[-1]).add_(self._norm.eps).sqrt_().reciprocal_()
-        x = x * factor.to(x.dtype)
-        x.mul_(self._weight)
+        x.mul_(factor.to(x.dtype)).mul_(self._weight)  # in place: new memory takes as long as the norm
         return (x if self._bias is None else x.add_(self._bias)).view_as(x_RNH)
 
 

@@ -28,7 +28,7 @@ from service.errors import BadShape, CostLimit, InvalidInput, MaskedRow
 from service.wire.layouts import ONE_ROW, Layout
 from service.wire.mask_kinds import MAX_MASKS, MaskKind, MaskList, MaskPlace, TableMask, ValuedMask, kind_of
 from service.wire.number_list import NumberList
-from service.wire.positions import PAST, POSITION_FIELDS, Place, check_past, past_of, window_mask
+from service.wire.positions import PAST_FIELDS, POSITION_FIELDS, Place, check_past, past_of, window_mask
 from service.wire.schemas import M, StrictModel, Tensor, translated, unknown_field
 from service.wire.tensor_fields import TensorField, TensorKind, expect
 from service.wire.tensors import TensorForm, answer_form, check_fields, decode_tensor, rank_of
@@ -356,19 +356,20 @@ def check_request(
     call, past = _call(body, given, name, spec, layout)
     sizes = Sizes(call.query.shape[0], spec.num_heads, call.query.shape[1], past + call.source.shape[1])
     window = spec.window if body.layer_masks == "apply" else None
-    places = {field: given[field] for field in POSITION_FIELDS if field in given}
-    if places or spec.uses_positions:
+    if spec.uses_positions or not POSITION_FIELDS.keys().isdisjoint(given):
+        places = {field: given[field] for field in POSITION_FIELDS if field in given}
         place = Place(name, spec, sizes, is_batch, has_past=past > 0, has_own_keys=body.key is not None)
         call = call._replace(**place.positions(places, window))
     whole = sizes._replace(keys=sizes.keys + spec.extra_keys)
     weights, scores = selections(body, whole, call.query.dtype)
-    call = call._replace(weights=weights, scores=scores)
+    if weights is not None or scores is not None:
+        call = call._replace(weights=weights, scores=scores)
     if body.masks or window is not None:
         limits.check(_cost(spec, call, sizes), 0)  # before masks are made of these sizes
         own = () if window is None else (window_mask(window, call, sizes),)
         call = call._replace(mask=masks.combined(sizes, *own, is_batch=is_batch, past=past))
     cost = _cost(spec, call, sizes)
-    limits.check(cost, table_bytes(call, whole, spec.out_width))
+    limits.check(cost, table_bytes(call, whole, spec))
     form, is_error = answer_form(body.query, body.encoding), body.masked_rows == "error"
     # Every row may attend to the columns that a layer appends, and within a window to the key at its own position.
     sees_itself = not body.masks and call.key_positions is call.positions
@@ -386,8 +387,9 @@ def _call(
     value = None if body.value is None else _rows(body.value, _FIELDS["value"], spec.value_width, name, is_batch)
     _check_together(query, key, value, spec)
     call = Call(query, key, value, has_lse=body.lse, has_entropy=body.entropy, has_present=body.present)
-    if not (cached := {field: decode_tensor(given[field], _FIELDS[field]) for field in PAST if field in given}):
+    if body.past_key is None and body.past_value is None:
         return call, 0
+    cached = {field: decode_tensor(given[field], _FIELDS[field]) for field in PAST_FIELDS if field in given}
     past, other = past_of(cached, layout), f'layer "{name}"'
     check_past(past, len(query), spec.num_kv_heads, (spec.head_width, spec.value_head_width), (other, other))
     return call._replace(**past), past["past_key"].shape[2]
@@ -437,13 +439,14 @@ def _cost(spec: LayerSpec, call: Call, sizes: Sizes) -> Cost:
         widths = spec.head_width + spec.value_head_width
         returned += spec.num_kv_heads * keys * widths * call.query.element_size()
     passes = call.has_lse + call.has_entropy
+    placed = call.positions, call.key_positions, call.past_key, call.past_value
     return Cost(
         sequences=b,
         tokens=b * (queries + (past if call.is_self_attention else keys)),
         cells=b * n * queries * columns,
         weights_bytes=b * returned,
-        input_bytes=input_bytes([getattr(call, name) for name in _FIELDS], call.mask),
-        flops=flops(spec, sizes, call.mask, call.weights, call.scores, num_passes=passes, past=past),
+        input_bytes=input_bytes((call.query, call.key, call.value, *placed), call.mask),
+        flops=flops(spec, sizes, call.mask, call.weights, call.scores, num_passes=passes, num_past=past),
     )
 
 
@@ -480,7 +483,7 @@ def float_field(name: str) -> TensorField:
     return TensorField(f"/{name}", TensorKind.FLOAT)
 
 
-_FIELDS = {**{name: float_field(name) for name in ("query", "key", "value", *PAST)}, **POSITION_FIELDS}
+_FIELDS = {**{name: float_field(name) for name in ("query", "key", "value", *PAST_FIELDS)}, **POSITION_FIELDS}
 """The tensors of a request, masks aside."""
 
 

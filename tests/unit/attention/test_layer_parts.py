@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -11,16 +14,21 @@ from hypothesis import strategies as st
 from service.attention import reference
 from service.attention.call import Answer, Call, WeightsWanted
 from service.attention.masks import Sizes
-from service.attention.spec import LayerSpec
+from service.attention.spec import LayerSpec, Norm, RelativeBias, Rotary, Window
 from tests.attention_fixtures import (
     DTYPES,
     as_arrays,
     full_weights,
+    keeps_bits,
     make_layer,
+    make_spec,
     make_tensors,
     may_run_apart,
+    randn,
     same_answers,
+    same_bits,
     settled,
+    windowed,
 )
 from tests.strategies import calls, extras_wanted, placed, seeds, short_lengths, specs_with_parts
 
@@ -91,3 +99,68 @@ def test_parts_keep_the_bits_of_a_sequence_in_any_batch_and_beside_any_request(d
         assert same_answers(layer.forward(batch[:1])[0], together[0])
 
     check()
+
+
+ROPE = Rotary("half", (1.0, 0.1, 0.01, 0.001))
+DECODER = make_spec(
+    32, 4, num_kv_heads=2, rotary=ROPE, norm=Norm("rms", "head", 1e-6), window=Window(None, 0), softcap=None
+)
+
+
+def test_a_step_behind_a_past_has_the_keys_of_the_whole_sequence_bit_for_bit():
+    """Its output is that of the same row within rounding: a kernel over one row sums in another order."""
+    layer, x = make_layer(DECODER), randn(1, 21, 32)
+    whole = layer.forward([windowed(Window(None, 0), 4, Call(x, has_present=True))])[0]
+    places = torch.arange(21)[None]
+    past_key = past_value = None
+    for row in range(21):
+        step = Call(
+            x[:, row : row + 1],
+            positions=places[:, row : row + 1],
+            key_positions=places[:, : row + 1],
+            past_key=past_key,
+            past_value=past_value,
+            has_present=True,
+        )
+        answer = layer.forward([windowed(Window(None, 0), 4, step)])[0]
+        past_key, past_value = answer.present_key, answer.present_value
+        torch.testing.assert_close(answer.output[0, 0], whole.output[0, row], rtol=0, atol=1e-6)
+    assert past_key is not None
+    assert past_value is not None
+    assert whole.present_key is not None
+    assert whole.present_value is not None
+    assert same_bits(past_key, whole.present_key)
+    assert same_bits(past_value, whole.present_value)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_layer_with_every_part_passes_its_self_check(dtype):
+    spec = dataclasses.replace(DECODER, relative_bias=RelativeBias(32, 128, False), softcap=20.0, has_sinks=True)
+    assert all(keeps_bits(settled(make_layer(one, dtype))) for one in (DECODER, spec))
+
+
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf, 3e38, 1e30])
+@pytest.mark.parametrize("part", ["norm", "rotary", "softcap", "relative_bias"])
+def test_rows_that_may_not_attend_to_an_extreme_row_keep_their_bits(part, poison):
+    """The extreme row is the last one, behind a causal window."""
+    parts: dict[str, Any] = {
+        "norm": DECODER.norm,
+        "rotary": ROPE,
+        "softcap": 20.0,
+        "relative_bias": RelativeBias(32, 128, False),
+    }
+    layer = make_layer(make_spec(32, 4, **{part: parts[part]}))
+    query = randn(1, 9, 32)
+    clean = windowed(Window(None, 0), 4, Call(query.clone()))
+    query[0, 8, 3] = poison
+    found, expected = (layer.forward([call])[0].output for call in (clean._replace(query=query), clean))
+    assert same_bits(found[:, :8], expected[:, :8])
+
+
+def test_a_norm_of_the_largest_numbers_is_finite():
+    """Their squares are beyond float32."""
+    spec = make_spec(32, 4, norm=Norm("rms", "head", 1e-6), biases=False)
+    query = randn(1, 9, 32)
+    layer = make_layer(spec)
+    weights = [full_weights(layer.forward([Call(x, weights=WeightsWanted("heads"))])[0]) for x in (query, query * 1e30)]
+    torch.testing.assert_close(*weights, rtol=0, atol=1e-4)

@@ -11,7 +11,7 @@ import torch
 from service.attention import masks
 from service.attention.call import Call
 from service.attention.masks import CombinedMask, Run
-from service.attention.spec import MAX_POSITION, Rotary, Window
+from service.attention.spec import MAX_POSITION, RelativeBias, Rotary, Window
 from service.errors import BadDtype, BadShape, CostLimit, InvalidInput, MaskedRow, PositionsRequired
 from service.wire.attend_request import CheckedRequest, RequestLimits, check_request
 from tests.attention_fixtures import make_spec
@@ -215,3 +215,21 @@ def test_what_costs_too_much_is_refused_before_the_window_is_made(monkeypatch, l
     for fields in ({}, {"positions": [0, 1, 2]}):
         with pytest.raises(CostLimit):
             check(CAUSAL, limits=limits, **fields)
+
+
+def test_a_relative_bias_and_explicit_scores_count_in_the_tables():
+    """A relative bias is a table of every head, rows and keys; a softcap or sinks need the scores of a block."""
+    batch = {"query": [[ROW] * 6] * 2}
+    near = RelativeBias(8, 16, is_bidirectional=True)
+    for spec, bytes_ in (({"relative_bias": near}, 4 * 6 * 6 * 4), ({"softcap": 1.0}, 4 * 4 * 6 * 6 * 4)):
+        layer = dataclasses.replace(PLAIN, **spec)
+        check(layer, limits=RequestLimits(*(2**62,) * 4, max_table_bytes=bytes_), **batch)
+        with pytest.raises(CostLimit, match=f"needs {bytes_:,} bytes of tables"):
+            check(layer, limits=RequestLimits(*(2**62,) * 4, max_table_bytes=bytes_ - 1), **batch)
+        assert check(layer, **batch).cost.flops > check(PLAIN, **batch).cost.flops
+
+
+def test_a_window_over_keys_that_do_not_ascend_makes_no_table_before_the_limits_are_checked():
+    found = call(CAUSAL, rows=512, positions=[1] * 512, key_positions=[2, 1] * 256).mask
+    assert found is not None
+    assert sum(part.numel() for mask in found.masks for part in mask) == 3 * 512
