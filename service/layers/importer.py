@@ -25,7 +25,7 @@ from service.layers.families import FAMILY_NAMES, find_candidates
 from service.layers.family import Candidate, Family, Parts
 from service.layers.heads import check_head_width, num_heads, num_kv_heads
 from service.layers.key_map import existing_key, mapped, unknown_family_text
-from service.layers.options import Config, Options, governing, models, options_of, shown
+from service.layers.options import Config, Options, agreed, governing, models, options_of, shown
 from service.layers.rotary import rotary
 from service.layers.source import Source, open_source
 from service.layers.store import MAX_SOURCE, StoredLayer
@@ -34,6 +34,7 @@ from service.layers.windows import kind_of, window
 from service.layers.wording import MAX_COPIED, about, bounded, listed, quoted, shape_text
 
 MAX_DEPTH = 10_000
+MAX_FAMILIES = 12  # in a message
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -87,6 +88,10 @@ def choose(source: Source, *, family: str | None, prefix: str | None, layer: int
             raise LayerError(
                 f"no layer of the family {family} in its {len(shapes)} keys; it has layers of {listed(sorted(others))}"
             )
+        if likely := [name for name in FAMILY_NAMES if find_candidates(shapes, name)]:
+            few = ", ".join(likely[:MAX_FAMILIES]) + " …" * (len(likely) > MAX_FAMILIES)
+            how = "its config.json must name a model of one, or, without a model_type, --family does"
+            raise LayerError(f"its names are those of several families ({few}); {how}")
         raise LayerError(unknown_family_text(source))
     if prefix is not None:
         found = _below(found, prefix)
@@ -231,13 +236,11 @@ def _flat(shape: tuple[int, ...], name: str) -> tuple[int, ...]:
     """Return the shape of a kernel or of its bias with heads and their width in one, or () if it has another rank."""
     if name == "output.bias":
         return shape
-    if len(shape) != (3 if name.endswith(".weight") else 2):
+    is_weight = name.endswith(".weight")
+    if len(shape) != 2 + is_weight:
         return ()
-    return (
-        (shape[0] * shape[1], *shape[2:])
-        if name == "output.weight" or len(shape) == 2
-        else (shape[0], shape[1] * shape[2])
-    )
+    first = 1 if is_weight and name != "output.weight" else 0
+    return (*shape[:first], shape[first] * shape[first + 1], *shape[first + 2 :])
 
 
 def derive_spec(
@@ -262,6 +265,8 @@ def derive_spec(
             raise LayerError(f"{counts[name]} heads do not divide the {sizes[f'{name}_rows']} out features of {name}")
     head_width = sizes["query_rows"] // num
     check_head_width(chosen, options, heads=num, rows=sizes["query_rows"], query_width=sizes["query_width"])
+    said = {key: options.said[key] for key in ("hidden_size", "d_model") if key in options.said and not family.is_open}
+    agreed(said | ({"the width of query": sizes["query_width"]} if said else {}))
     kind = kind_of(chosen, options)
     return LayerSpec(
         query_width=sizes["query_width"],
@@ -277,7 +282,7 @@ def derive_spec(
         has_output="output.weight" in shapes,
         has_bias_kv="bias_k" in shapes,
         add_zero_attn=add_zero_attn,
-        rotary=family.rotary and rotary(family.rotary, options, kind, head_width),
+        rotary=rotary(family.rotary, options, kind, head_width),
         norm=_norm(family, options, shapes),
         relative_bias=_relative_bias(family, options, shapes),
         window=window(family, options, kind),
@@ -341,7 +346,8 @@ def _scale(chosen: Candidate, options: Options, head_width: int) -> float:
 def _read(family: Family, spec: LayerSpec, present: Parts, source: Source) -> dict[str, torch.Tensor]:
     """Return the canonical tensors, in the narrowest dtype that holds each of them exactly."""
     counts = {"query": spec.num_heads, "key": spec.num_kv_heads, "value": spec.num_kv_heads}
-    shapes, tensors = spec.tensor_shapes(), {}
+    shapes = spec.tensor_shapes()
+    tensors: dict[str, torch.Tensor] = {}
     for key, names in present.items():
         whole = source.entries[key].read()
         is_weight = names[0].endswith(".weight")

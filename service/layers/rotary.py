@@ -25,8 +25,10 @@ DEPENDS = "its frequencies depend on the length of a sequence, which a served la
 REASONS = {"dynamic": DEPENDS, "longrope": DEPENDS, "su": DEPENDS, "yarn": DEPENDS}
 
 
-def rotary(rule: RotaryRule, options: Options, kind: str, head_width: int) -> Rotary | None:
+def rotary(rule: RotaryRule | None, options: Options, kind: str, head_width: int) -> Rotary | None:
     """Return the rotary positions of a layer of this kind, or None if it has none."""
+    if rule is None:
+        return None
     switch = options.get(rule.switch) if rule.switch else "rotary"
     if switch not in ("rotary", "absolute"):
         raise LayerError(f"{rule.switch} {shown(switch)} is neither rotary nor absolute")
@@ -97,7 +99,7 @@ def _width(rule: RotaryRule, options: Options, parameters: Mapping[str, object],
     if not rule.partial and part != 1:
         raise LayerError(f"partial_rotary_factor is {shown(part)}, but this family's models rotate whole heads")
     width = int(head_width * positive("the rotated share of a head", part))
-    if width % 2 or not 2 <= width <= head_width:
+    if width % 2 or not 0 < width <= head_width:
         raise LayerError(f"{width} features of heads of {head_width} are rotated; expected an even number, at most all")
     return width
 
