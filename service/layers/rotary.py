@@ -85,7 +85,10 @@ def _theta(rule: RotaryRule, options: Options, kind: str, parameters: Mapping[st
     if parameters.get("rope_theta") is not None:
         found["rope_parameters.rope_theta"] = parameters["rope_theta"]
     theta = agreed(found)
-    return options.number(name) if theta is None else positive(name, theta)
+    base = options.number(name) if theta is None else positive(name, theta)
+    if base <= 1:
+        raise LayerError(f"{name} is {shown(base)}; a base of rotary positions is above 1")
+    return base
 
 
 def _width(rule: RotaryRule, options: Options, parameters: Mapping[str, object], head_width: int) -> int:
