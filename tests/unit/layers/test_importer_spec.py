@@ -9,7 +9,8 @@ import torch
 
 from service.attention.spec import LayerSpec
 from service.errors import LayerError
-from service.layers.importer import choose, derive, present_parts
+from service.layers.derivation import derive
+from service.layers.importer import choose, present_parts
 from service.layers.source import Entry, Source
 from tests.unit.layers.checkpoints import bert, linears, mha, random
 
