@@ -161,7 +161,8 @@ def report(stored: StoredLayer, layers_dir: Path, parity: str, *, is_new: bool) 
     sizes = f"{spec.query_width} wide, {spec.num_heads} heads of {spec.head_width}"
     say(f"{name}: family {stored.family}, {sizes}, {dtype}, {stored.digest[:19]}…")
     say(f"{name}: parity with float64: {parity}")
-    say(f"{name}: {parts_text(spec)}")
+    if parts := parts_text(spec):
+        say(f"{name}: with {parts}")
     file = layers_dir / f"{name}{SUFFIX}"
     say(f"{name}: wrote {file}" if is_new else f"{name}: {file} holds it already")
 

@@ -1,8 +1,8 @@
 """Family: the words in which a row of the table of checkpoint families says how its models name, order and mask a layer.
 
-Invariants: A row is data; the importer, `options.py`, `heads.py`, `rotary.py` and `windows.py` interpret it and know no family. An
-option is a name in config.json. A row that is not `is_open` is used only if the config names one of its models, because other
-models have the same names of tensors.
+Invariants: A row is data; the importer, `options.py`, `heads.py`, `rotary.py` and `windows.py` interpret it and know no family.
+An option is a name in config.json. A row that is not `is_open` is used only if the config names one of its models, because
+other models have the same names of tensors.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from service.attention.spec import PROJECTIONS, Layout, NormKind, NormOver
 
-Parts = Mapping[str, tuple[str, ...]]
+Parts = dict[str, tuple[str, ...]]
 QKV_WEIGHT = ("query.weight", "key.weight", "value.weight")
 QKV_BIAS = ("query.bias", "key.bias", "value.bias")
 # Widths that equal the query's: of the tokens only, or also of all heads together (`rows` = out features of a projection).
@@ -153,35 +153,31 @@ class Candidate:
     def table(self) -> str | None:
         """The key of the relative bias."""
         rule = self.family.table
-        return rule and rule.key.format(prefix=self.prefix, **self.groups)
+        return rule.key.format(prefix=self.prefix, **self.groups) if rule else None
 
 
-def linears(*modules: str, biases: tuple[str, ...] = PROJECTIONS) -> dict[str, tuple[str, ...]]:
+def linears(*modules: str, biases: tuple[str, ...] = PROJECTIONS, weight: str = "weight") -> Parts:
     """Return the parts of four torch Linears, in the order query, key, value, output; those in `biases` have one."""
     pairs = list(zip(modules, PROJECTIONS, strict=True))
-    return {f"{module}.weight": (f"{name}.weight",) for module, name in pairs} | {
-        f"{module}.bias": (f"{name}.bias",) for module, name in pairs if name in biases
-    }
+    parts: Parts = {f"{module}.{weight}": (f"{name}.weight",) for module, name in pairs}
+    return parts | {f"{module}.bias": (f"{name}.bias",) for module, name in pairs if name in biases}
 
 
-def fused(module: str, output: str) -> dict[str, tuple[str, ...]]:
+def fused(module: str, output: str) -> Parts:
     """Return the parts of a Linear with the rows of query, key and value, and of the output's."""
-    return {f"{module}.weight": QKV_WEIGHT, f"{module}.bias": QKV_BIAS} | {
-        f"{output}.{kind}": (f"output.{kind}",) for kind in ("weight", "bias")
-    }
+    parts: Parts = {f"{module}.weight": QKV_WEIGHT, f"{module}.bias": QKV_BIAS}
+    return parts | {f"{output}.{kind}": (f"output.{kind}",) for kind in ("weight", "bias")}
 
 
 def biases(parts: Parts) -> tuple[str, ...]:
     return tuple(key for key in parts if key.endswith("bias"))
 
 
-def norms(query: str, key: str, *kinds: str) -> dict[str, tuple[str, ...]]:
-    """Return the parts of the norms of query and key."""
-    return {
-        f"{module}.{theirs}": (f"{name}_norm.{ours}",)
-        for module, name in ((query, "query"), (key, "key"))
-        for theirs, ours in zip(kinds, ("weight", "bias"), strict=False)
-    }
+def norms(query: str, key: str, *kinds: str) -> Parts:
+    """Return the parts of the norms of query and key: their weights, and their biases if `kinds` has two names."""
+    pairs = [(query, "query_norm"), (key, "key_norm")]
+    named = list(zip(kinds, ("weight", "bias"), strict=False))
+    return {f"{module}.{theirs}": (f"{name}.{ours}",) for module, name in pairs for theirs, ours in named}
 
 
 def has_stacked_columns(shape: tuple[int, ...]) -> bool:

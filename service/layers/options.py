@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import deque
 from collections.abc import Iterator, Mapping
 
 from service.errors import LayerError
@@ -29,9 +30,7 @@ class Options:
     def number(self, name: str) -> float:
         """Return a number above 0; raise LayerError if nothing says it, or if it is none."""
         if self.get(name) is None:
-            raise LayerError(
-                f"nothing says {name}; its config.json must have it, and the family's model_type or --family"
-            )
+            raise LayerError(f"nothing says {name}; it is read from the config.json in or beside the source")
         return positive(name, self.get(name))
 
     def count(self, name: str | int) -> int:
@@ -69,9 +68,9 @@ def agreed(found: Mapping[str, object]) -> object:
 
 def sections(config: Config, without: frozenset[str] = frozenset()) -> Iterator[tuple[str, Config]]:
     """Yield the config and each mapping inside it, with the beginning of the names of its options."""
-    waiting: list[tuple[str, object]] = [("", config)]
+    waiting: deque[tuple[str, object]] = deque([("", config)])
     while waiting:
-        path, value = waiting.pop(0)
+        path, value = waiting.popleft()
         if isinstance(value, Mapping):
             yield path, value
             # label2id has names of classes, which may be any words.

@@ -25,8 +25,10 @@ DEPENDS = "its frequencies depend on the length of a sequence, which a served la
 REASONS = {"dynamic": DEPENDS, "longrope": DEPENDS, "su": DEPENDS, "yarn": DEPENDS}
 
 
-def rotary(rule: RotaryRule, options: Options, kind: str, head_width: int) -> Rotary | None:
+def rotary(rule: RotaryRule | None, options: Options, kind: str, head_width: int) -> Rotary | None:
     """Return the rotary positions of a layer of this kind, or None if it has none."""
+    if rule is None:
+        return None
     switch = options.get(rule.switch) if rule.switch else "rotary"
     if switch not in ("rotary", "absolute"):
         raise LayerError(f"{rule.switch} {shown(switch)} is neither rotary nor absolute")
@@ -83,7 +85,10 @@ def _theta(rule: RotaryRule, options: Options, kind: str, parameters: Mapping[st
     if parameters.get("rope_theta") is not None:
         found["rope_parameters.rope_theta"] = parameters["rope_theta"]
     theta = agreed(found)
-    return options.number(name) if theta is None else positive(name, theta)
+    base = options.number(name) if theta is None else positive(name, theta)
+    if base <= 1:
+        raise LayerError(f"{name} is {shown(base)}; a base of rotary positions is above 1")
+    return base
 
 
 def _width(rule: RotaryRule, options: Options, parameters: Mapping[str, object], head_width: int) -> int:
@@ -97,7 +102,7 @@ def _width(rule: RotaryRule, options: Options, parameters: Mapping[str, object],
     if not rule.partial and part != 1:
         raise LayerError(f"partial_rotary_factor is {shown(part)}, but this family's models rotate whole heads")
     width = int(head_width * positive("the rotated share of a head", part))
-    if width % 2 or not 2 <= width <= head_width:
+    if width % 2 or not 0 < width <= head_width:
         raise LayerError(f"{width} features of heads of {head_width} are rotated; expected an even number, at most all")
     return width
 

@@ -28,7 +28,9 @@ APPROXIMATE = "it computes sparse or approximate attention, which a served layer
 ALIBI = "it uses ALiBi; import its projections with --map and send `bias` with each request"
 BY_HEAD = "its fused projection is ordered by heads, which the importer does not read"
 UNSCALED = "its scores are not scaled by 1/sqrt(head width)"
-OTHER_NAMES = "the layer does not have the names that the importer knows of this model"
+OTHER_NAMES = (
+    "its layers have parts beside projections, which are read only under the names that the model's own code gives"
+)
 IGNORE = "--ignore KEY, once for each, leaves out what does not change attention"
 # Values of an option that is off, beside false ones.
 OFF = re.compile("-.*|0|none|null|false|no|off|absolute|learned|sinusoidal", re.IGNORECASE)

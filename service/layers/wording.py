@@ -40,7 +40,7 @@ def shape_text(shape: Iterable[int]) -> str:
 
 
 def parts_text(spec: LayerSpec) -> str:
-    """Return the layer's parts in words."""
+    """Return the layer's parts in words, or "" if it has only projections."""
     found = [f"{spec.num_kv_heads} key/value heads"] if spec.num_kv_heads != spec.num_heads else []
     if spec.rotary is not None:
         found.append(f"rotary positions ({spec.rotary.layout}, {spec.rotary.width} of {spec.head_width} features)")
@@ -50,9 +50,13 @@ def parts_text(spec: LayerSpec) -> str:
         found.append(f"relative bias of {spec.relative_bias.buckets} buckets")
     if spec.window is not None:
         left, right = ("open" if side is None else side for side in (spec.window.left, spec.window.right))
-        found.append("causal" if (left, right) == ("open", 0) else f"window of {left} keys before and {right} after")
-    found += [f"softcap {spec.softcap:g}"] * (spec.softcap is not None) + ["sinks"] * spec.has_sinks
-    return f"parts: {', '.join(found) or 'none, only projections'}"
+        found.append(
+            "causal mask" if (left, right) == ("open", 0) else f"window of {left} keys before and {right} after"
+        )
+    if spec.softcap is not None:
+        found.append(f"softcap {spec.softcap:g}")
+    found += ["sinks"] * spec.has_sinks
+    return ", ".join(found)
 
 
 @contextlib.contextmanager
