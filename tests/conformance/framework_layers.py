@@ -157,7 +157,9 @@ def main() -> None:
     torch.manual_seed(0)
     for name, make in FRAMEWORKS.items():
         arrays, layers = make()
-        save_file({key: np.ascontiguousarray(array) for key, array in arrays.items()}, directory / f"{name}.safetensors")
+        save_file(
+            {key: np.ascontiguousarray(array) for key, array in arrays.items()}, directory / f"{name}.safetensors"
+        )
         found |= dict(answers(name, layers))
     save_file(found, directory / "answers.safetensors")
 

@@ -37,7 +37,7 @@ def random_model(name: str, config: dict[str, Any]) -> torch.nn.Module:
             elif "embed" in key and "project" not in key:
                 tensor.normal_()
             else:
-                tensor.normal_(std=1.3 / math.sqrt(max(tensor.shape)))
+                tensor.normal_(std=1.1 / math.sqrt(max(tensor.shape)))
     return model
 
 
@@ -57,7 +57,12 @@ def anarcii(path: Path) -> torch.nn.Module:
     spec.loader.exec_module(module)  # type: ignore[union-attr]
     own = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
     state = torch.load(path, weights_only=True, map_location="cpu")
-    sizes = (own["HID_DIM"], own["LAYERS"], own["HEADS"], len(state["encoder.layers.0.positionwise_feedforward.fc_1.bias"]))
+    sizes = (
+        own["HID_DIM"],
+        own["LAYERS"],
+        own["HEADS"],
+        len(state["encoder.layers.0.positionwise_feedforward.fc_1.bias"]),
+    )
     encoder = module.Encoder(own["INPUT_DIM"], *sizes, 0.0, "cpu")
     decoder = module.Decoder(own["OUTPUT_DIM"], *sizes, 0.0, "cpu")
     model = module.S2S(encoder, decoder, 0, 0, "cpu")
@@ -111,7 +116,11 @@ def asked(call: dict[str, Any], given: str, vocabulary: int) -> dict[str, Any]:
     found: dict[str, Any] = tokens(call["lengths"], vocabulary, 1)
     if given != "tokens":
         found = {f"decoder_{name}": tensor for name, tensor in found.items()}
-        found |= tokens(call["sources"], vocabulary, 2) if given == "pairs" else {"encoder_outputs": (states(call["sources"], 32),)}
+        found |= (
+            tokens(call["sources"], vocabulary, 2)
+            if given == "pairs"
+            else {"encoder_outputs": (states(call["sources"], 32),)}
+        )
     if call["positions"] is not None:
         found["position_ids"] = torch.tensor(call["positions"])
     return found
@@ -148,8 +157,7 @@ def run(
         return
     for capture in captures.values():
         linear = next(part for part in capture.module.modules() if isinstance(part, torch.nn.Linear))
-        capture.module(
-            hidden_states=states(call["lengths"], linear.in_features), attention_mask=None)
+        capture.module(hidden_states=states(call["lengths"], linear.in_features), attention_mask=None)
 
 
 def main() -> None:

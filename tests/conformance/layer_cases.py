@@ -7,9 +7,13 @@ tokens reach beyond every window and every bucket.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 Config = dict[str, Any]
+# By the service's dtype, times the largest value, if that is above 1.
+TOLERANCES = {"float32": 1e-5, "bfloat16": 2e-2}
 # What a model is given: tokens; a decoder's tokens and the encoder's, or its states; or states, straight into the attention module.
 TOKENS, PAIRS, FEATURES, STATES = "tokens", "pairs", "features", "states"
 TINY_VOCABULARY = 60
@@ -26,6 +30,7 @@ class Kind(NamedTuple):
     is_cross: bool = False
     is_source: bool = False  # the attention of the encoder of two
     is_causal_by_mask: bool = False  # the checkpoint does not say so, and the request does
+    tolerances: Mapping[str, float] = TOLERANCES
     is_relative: bool = False  # positions matter, but only their differences
 
 
@@ -63,7 +68,7 @@ class LayerCase(NamedTuple):
     layers: tuple[int, ...] = (0, 1)
     given: str = TOKENS
     has_positions: bool = False
-    saved: Config = {}  # options of save_pretrained
+    saved: Mapping[str, Any] = MappingProxyType({})  # options of save_pretrained
     path: str = ""  # of a checkpoint that is there, absolute or below the directory of all
     vocabulary: int = TINY_VOCABULARY
 
@@ -83,10 +88,11 @@ class LayerCase(NamedTuple):
             name: dict(module=kind.module.format(layer), output=kind.output.format(layer), entry=kind.entry)
             for name, (layer, kind) in self.imports.items()
         }
-        calls = [
-            call._asdict() | dict(positions=call.positions if self.has_positions else None) for call in self.calls
-        ]
-        plain = {name: getattr(self, name) for name in ("name", "model", "config", "saved", "given", "path", "vocabulary")}
+        calls = [call._asdict() | dict(positions=call.positions if self.has_positions else None) for call in self.calls]
+        plain = {
+            name: getattr(self, name) for name in ("name", "model", "config", "saved", "given", "path", "vocabulary")
+        }
+        plain["saved"] = dict(self.saved)
         return plain | dict(layers=layers, calls=calls)
 
     @property
@@ -167,7 +173,13 @@ def _bart_kinds(**encoder: Any) -> dict[str, Kind]:
         )
     }
     return {
-        name: Kind(module, prefix=module, is_cross=name == "cross", is_source=name == "encoder", **(encoder if name == "encoder" else {}))
+        name: Kind(
+            module,
+            prefix=module,
+            is_cross=name == "cross",
+            is_source=name == "encoder",
+            **(encoder if name == "encoder" else {}),
+        )
         for name, module in found.items()
     }
 
@@ -267,7 +279,11 @@ CASES = (
         | dict(relative_attention_num_buckets=8, relative_attention_max_distance=20),
         {
             name: Kind(
-                module, prefix=module, is_cross=name == "cross", is_source=name == "encoder", is_relative=name != "cross"
+                module,
+                prefix=module,
+                is_cross=name == "cross",
+                is_source=name == "encoder",
+                is_relative=name != "cross",
             )
             for name, module in T5_KINDS.items()
         },
@@ -294,9 +310,7 @@ CASES = (
     ),
     LayerCase("mistral", "MistralForCausalLM", LLAMA | HEAD | dict(sliding_window=8), DECODER, has_positions=True),
     LayerCase("qwen3", "Qwen3ForCausalLM", LLAMA | HEAD, DECODER, has_positions=True),
-    LayerCase(
-        "gemma2", "Gemma2ForCausalLM", GEMMA | dict(attn_logit_softcapping=3.0), DECODER, has_positions=True
-    ),
+    LayerCase("gemma2", "Gemma2ForCausalLM", GEMMA | dict(attn_logit_softcapping=3.0), DECODER, has_positions=True),
     LayerCase(
         "gemma3",
         "Gemma3ForCausalLM",

