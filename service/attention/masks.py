@@ -114,7 +114,8 @@ def of_positions(window: Window, positions: torch.Tensor, key_positions: torch.T
         None if bound is None else torch.searchsorted(keys, bound, right=is_high)[:, None, :, None]
         for bound, is_high in zip(ends, (False, True), strict=True)
     )
-    first, last = torch.zeros(1, 1, 1, 1, dtype=torch.int64), torch.full((1, 1, 1, 1), keys.shape[1])
+    first = torch.zeros(1, 1, positions.shape[1], 1, dtype=torch.int64)
+    last = torch.full_like(first, keys.shape[1])
     return Run(first if low is None else low, last if high is None else high)
 
 
