@@ -61,6 +61,7 @@ def status(service) -> int:
     return httpx2.get(f"{service.url}/v1/layers/mine", headers={"x-api-key": CALLER}).status_code
 
 
+@pytest.mark.long
 def test_an_imported_layer_is_served_at_once_replaced_and_removed(service, layers, tmp_path):
     (first, source), (second, other) = checkpoint(tmp_path), checkpoint(tmp_path, seed=5)
     options = ("--name", "mine", "--heads", 4, "--url", service.url)
