@@ -165,7 +165,7 @@ class CombinedMask:
 
     def tables(self, sequence: int) -> list[torch.Tensor]:
         """Return the values of one sequence's masks, bool of Allowed and floats of Added: [N|1, L|1, S|1], not expanded."""
-        return [_of_sequence(mask.values, sequence) for mask in self.masks if isinstance(mask, Allowed | Added)]
+        return [_of_sequence(mask.values, sequence) for mask in self.masks if not isinstance(mask, (Run, ByDistance))]
 
     def by_distance(self, sequence: int) -> list[ByDistance]:
         """Return the biases by distance of one sequence, in fields without its axis."""
@@ -186,7 +186,8 @@ class CombinedMask:
         if extra_keys:
             table[..., keys:].zero_()
         tables, run = self.tables(sequence), self.run(sequence)
-        biases, far = [values for values in tables if values.dtype != torch.bool], self.by_distance(sequence)
+        biases = [values for values in tables if values.dtype != torch.bool]
+        far = self.by_distance(sequence)
         # If no sum can leave the dtype's range, no clamp is needed, and -inf stays -inf by itself.
         is_clamped = sum(map(_largest, [*biases, *(one.values for one in far)])) > torch.finfo(dtype).max / 2
         blocking = [values for values in tables if is_clamped or values.dtype == torch.bool]
