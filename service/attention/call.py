@@ -41,7 +41,9 @@ class Call(NamedTuple):
 
     `positions` [B|1, L] and `key_positions` [B|1, P + S], int64, are both given or both None, which means 0, 1, … each. The
     layer's window is in `mask`. `past_key` [B, G, P, H] and `past_value` [B, G, P, V] come together; they stand before the keys
-    of the call, normalised and rotated, as an answer's present.
+    of the call, normalised and rotated, as an answer's present. A present has the bits that the whole sequence would give it; the
+    output of a row behind a past is that row's of the whole sequence within rounding (1e-6 in float32), because a kernel sums
+    over rows of another shape in another order.
     """
 
     query: torch.Tensor
@@ -71,6 +73,17 @@ class Call(NamedTuple):
     def source(self) -> torch.Tensor:
         """The tensor that the keys are projected from."""
         return self.query if self.key is None else self.key
+
+    @property
+    def num_past(self) -> int:
+        return 0 if self.past_key is None else self.past_key.shape[2]
+
+    @property
+    def places(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The positions of the query rows [B|1, L] and of all keys [B|1, P + S]."""
+        if self.positions is not None and self.key_positions is not None:
+            return self.positions, self.key_positions
+        return torch.arange(self.query.shape[1])[None], torch.arange(self.num_past + self.source.shape[1])[None]
 
     def sequences(self) -> list[Call]:
         """Split the call into calls of one sequence each."""
@@ -135,6 +148,8 @@ class Extras(NamedTuple):
     scores: torch.Tensor | None = None
     lse: torch.Tensor | None = None
     entropy: torch.Tensor | None = None
+    present_key: torch.Tensor | None = None
+    present_value: torch.Tensor | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

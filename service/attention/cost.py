@@ -26,6 +26,8 @@ PRODUCT_FLOPS = 2**18
 # Per computed weight: scale, mask and softmax; then per returned weight.
 SOFTMAX_FLOPS = 100
 RETURNED_FLOPS = 300
+# Per number of a query or key that is normalised, and that is rotated.
+NORM_FLOPS = ROTATION_FLOPS = 80
 # Per number of a key's projected value, for its square in float64.
 LENGTH_FLOPS = 20
 # Per weight that top_k reads: a fixed part, and a part times k / keys or, where that is more, 1/2: then all keys are sorted.
@@ -41,8 +43,9 @@ def flops(
     mask: CombinedMask | None,
     *selections: WeightsWanted | None,
     num_passes: int = 0,
+    num_past: int = 0,
 ) -> int:
-    """Return the floating-point operations of one call; `sizes` exclude appended columns.
+    """Return the floating-point operations of one call; `sizes` exclude appended columns, and include `num_past` keys.
 
     Two per multiply-add in the projections and in both attention products, in which every head visits each pair of rows.
     `selections` are the weights and scores that it requests, `num_passes` counts lse and entropy, which visit all pairs again.
@@ -52,11 +55,23 @@ def flops(
     query_width, value_width = heads * spec.head_width, heads * spec.value_head_width
     per_query = query_width * spec.query_width + (spec.out_width * value_width if spec.has_output else 0)
     per_key = spec.num_kv_heads * (spec.head_width * spec.key_width + spec.value_head_width * spec.value_width)
-    products = queries * per_query + keys * per_key + queries * whole.keys * (query_width + value_width)
+    products = queries * per_query + (keys - num_past) * per_key + queries * whole.keys * (query_width + value_width)
     out_width = spec.out_width if spec.has_output else 0
     more = sum(_weights_flops(spec.head_width, whole, one, spec.value_head_width, out_width) for one in selections)
     more += num_passes * heads * queries * whole.keys * (2 * spec.head_width + SOFTMAX_FLOPS)
-    return b * (2 * products + _mask_flops(mask) + more)
+    return b * (2 * products + _mask_flops(mask) + more + _part_flops(spec, whole, keys - num_past))
+
+
+def _part_flops(spec: LayerSpec, sizes: Sizes, new_keys: int) -> int:
+    """Return the flops of a layer's parts for one sequence; softcap and sinks are computed by the definition, as for a call."""
+    numbers = spec.head_width * (sizes.heads * sizes.queries + spec.num_kv_heads * new_keys)
+    work = numbers * (NORM_FLOPS * (spec.norm is not None) + ROTATION_FLOPS * (spec.rotary is not None))
+    cells = sizes.heads * sizes.queries * sizes.keys
+    if spec.relative_bias is not None:
+        work += cells * (TABLE_FLOPS + MASK_FLOPS)
+    if spec.softcap is not None or spec.has_sinks:
+        work += cells * SOFTMAX_FLOPS + 2 * sizes.heads * -(-sizes.queries // BLOCK_ROWS) * PRODUCT_FLOPS
+    return work
 
 
 def attention_flops(call: AttentionCall, sizes: Sizes) -> int:
@@ -76,18 +91,23 @@ def _num_products(call: AttentionCall, sizes: Sizes) -> int:
     return by_head * sizes.heads * -(-sizes.queries // BLOCK_ROWS) + 4 * shared
 
 
-def table_bytes(call: Call | AttentionCall, sizes: Sizes, out_width: int = 0) -> int:
+def table_bytes(call: Call | AttentionCall, sizes: Sizes, spec: LayerSpec | None = None) -> int:
     """Return the most bytes that the tables of one sequence take: its mask, and the scores of a block. One runs at a time.
 
-    `sizes` include the columns that a layer appends, whose output is `out_width` wide. Tables are float32, or float64 for a
-    float64 query.
+    `sizes` include the past, and the columns that the layer of `spec` appends. Tables are float32, or float64 for a float64
+    query.
     """
-    is_explicit = isinstance(call, AttentionCall) and call.is_explicit
+    if spec is not None:
+        is_explicit, out_width = spec.softcap is not None or spec.has_sinks, spec.out_width
+    else:
+        is_explicit, out_width = isinstance(call, AttentionCall) and call.is_explicit, 0
     wanted = [one for one in (call.weights, call.scores) if one is not None]
     num_heads = max([_num_heads(sizes, one) for one in wanted], default=0)
     num_heads = sizes.heads if call.has_lse or call.has_entropy or is_explicit else num_heads
     head_cells = min(BLOCK_ROWS, sizes.queries) * sizes.keys
     mask_cells = 0 if call.mask is None else math.prod(call.mask.table_shape[:2]) * sizes.keys
+    if spec is not None and spec.relative_bias is not None:
+        mask_cells = math.prod(sizes[1:])
     cells = mask_cells + WORKSPACE_TABLES * min(max(MAX_CELLS, head_cells), num_heads * head_cells)
     if call.weights is not None and call.weights.form == "contributions":
         # A length for each head and key, and a block of projected values, also in float64.

@@ -17,9 +17,10 @@ import torch
 from service.attention import cost
 from service.attention.call import Answer, AttentionCall, Call, WeightsWanted
 from service.attention.layer import MAX_ROWS, Layer
-from service.attention.masks import CombinedMask, Sizes, causal
+from service.attention.masks import CombinedMask, Sizes, causal, of_positions
 from service.attention.projection import Plain, packed
 from service.attention.scaled_dot_product import ScaledDotProduct
+from service.attention.spec import LayerSpec
 
 # Lengths around every rounding rule of `projection.py`: single rows, odd counts, below and above 12 rows, a common long one. The
 # last is self-attention without a mask: a full pass has it 12 times, and one kernel call may compute most or all of these.
@@ -27,6 +28,8 @@ LENGTHS = (1, 2, 3, 5, 11, 12, 13, 1, 30, 7, 64, 20, 9, 33)
 # Lengths of sequences that are checked alone and twice in one attention call: small products have kernels of their own.
 SAME_LENGTHS = (4, 8, 16, 24, 48, 64, 128)
 SEED = 20260
+# Keys before those of a sample call of a layer with parts.
+PAST = 5
 # Sequences, heads, rows and head width of the attention that `first_rate` measures; a layer's calls have as many rows.
 RATED = (1, 8, 128, 64)
 # Bytes of a number in 16 bits; tokens of the products without fixed row counts that are compared; how far their rows are moved;
@@ -192,7 +195,10 @@ def _repeated(calls: Sequence[Call], kind: Sequence[int], rows: int) -> list[int
 
 
 def sample_calls(layer: Layer) -> list[Call]:
-    """Return calls of assorted lengths: self- and cross-attention, every third causal; always the same for one layer."""
+    """Return calls of assorted lengths: self- and cross-attention, every third causal; always the same for one layer.
+
+    A layer with parts gets its window in each, and every fourth call gets positions and a past.
+    """
     spec, rows = layer.spec, functools.partial(_rows, layer, generator=torch.Generator().manual_seed(SEED))
     is_self_possible = spec.query_width == spec.key_width == spec.value_width
     calls = []
@@ -201,8 +207,29 @@ def sample_calls(layer: Layer) -> list[Call]:
         mask = CombinedMask(sizes, (causal(sizes, 0),)) if i % 3 == 2 else None  # noqa: PLR2004 (every third)
         key = None if is_self_possible and i % 2 else rows(length, spec.key_width)
         value = None if key is None else rows(length, spec.value_width)
-        calls.append(Call(rows(length, spec.query_width), key, value, mask))
+        call = Call(rows(length, spec.query_width), key, value, mask)
+        calls.append(_with_parts(call, spec, has_past=i % 4 == 3) if spec.has_parts else call)  # noqa: PLR2004 (every fourth)
     return calls
+
+
+def _with_parts(call: Call, spec: LayerSpec, *, has_past: bool) -> Call:
+    """Return the call with the layer's window and, if `has_past`, behind a past, from a position other than 0."""
+    length, num_past = call.query.shape[1], PAST if has_past else 0
+    if has_past:
+        x = call.query.new_ones(1, spec.num_kv_heads, PAST, max(spec.head_width, spec.value_head_width)).cumsum(-1)
+        places = torch.arange(length + PAST)[None] * 3
+        call = call._replace(
+            past_key=x[..., : spec.head_width] / x.shape[3],
+            past_value=x[..., : spec.value_head_width],
+            positions=places[:, PAST:],
+            key_positions=places,
+            has_present=True,
+        )
+    sizes = Sizes(1, spec.num_heads, length, length + num_past)
+    masks = [] if spec.window is None else [of_positions(spec.window, *call.places)]
+    if call.mask is not None:
+        masks.append(causal(sizes, num_past))
+    return call._replace(mask=CombinedMask(sizes, tuple(masks)) if masks else None)
 
 
 def _rows(layer: Layer, length: int, width: int, generator: torch.Generator) -> torch.Tensor:

@@ -223,6 +223,11 @@ class LayerSpec:
         return int(self.has_bias_kv) + int(self.add_zero_attn)
 
     @cached_property
+    def has_parts(self) -> bool:
+        """Whether the layer has any part of newer models."""
+        return self.uses_positions or self.norm is not None or self.softcap is not None or self.has_sinks
+
+    @cached_property
     def uses_positions(self) -> bool:
         """Whether an answer depends on the positions of the rows."""
         return any(part is not None for part in (self.rotary, self.relative_bias, self.window))

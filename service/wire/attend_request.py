@@ -348,7 +348,7 @@ def check_request(
         limits.check(_cost(spec, call, sizes), 0)  # before masks are made of these sizes
         call = call._replace(mask=masks.combined(sizes, is_batch=is_batch))
     cost = _cost(spec, call, sizes)
-    limits.check(cost, table_bytes(call, whole, spec.out_width))
+    limits.check(cost, table_bytes(call, whole, spec))
     layout = Layout("bld" if is_batch else "ld")
     form, is_error = answer_form(body.query, body.encoding), body.masked_rows == "error"
     # Every row may attend to the columns that a layer appends.

@@ -69,8 +69,9 @@ def test_contributions_cost_the_projected_values_and_their_lengths():
     assert more >= 2 * 7 * 24 * 24
     one = flops(spec, sizes, None, WeightsWanted("contributions", heads=(1,)))
     assert one < flops(spec, sizes, None, wanted)
-    plain = table_bytes(call(weights=WeightsWanted("heads")), sizes, 24)
-    assert table_bytes(call(weights=wanted), sizes, 24) - plain == 4 * (3 * 7 + 7 * 24 * 3)
+    spec = make_spec(24, 3)
+    plain = table_bytes(call(weights=WeightsWanted("heads")), sizes, spec)
+    assert table_bytes(call(weights=wanted), sizes, spec) - plain == 4 * (3 * 7 + 7 * 24 * 3)
 
 
 def test_flops_are_whole_numbers_of_any_size():
