@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 
 from service.attention.progress import stop_point
-from service.attention.spec import Window
+from service.attention.spec import MAX_POSITION, Window
 from service.attention.transfers import MAX_PINNED, on_host, to_device
 
 # Scores of one step: a step takes less than a millisecond and its temporaries stay in the cache.
@@ -57,6 +57,14 @@ class Run(NamedTuple):
     high: torch.Tensor
 
 
+class Near(NamedTuple):
+    """Query row i may attend to the keys at positions low ≤ p ≤ high: int64 [B|1, 1, L, 1] each, and positions [B|1, 1, 1, S]."""
+
+    low: torch.Tensor
+    high: torch.Tensor
+    positions: torch.Tensor
+
+
 class ByDistance(NamedTuple):
     """Float values [1, N, 1, P], of which the scores get the one of their key position minus their query position.
 
@@ -77,7 +85,7 @@ class ByDistance(NamedTuple):
 
 
 # Each field is a tensor.
-Mask = Allowed | Added | Run | ByDistance
+Mask = Allowed | Added | Run | Near | ByDistance
 
 
 def ignore(values: torch.Tensor) -> Allowed:
@@ -116,15 +124,15 @@ def causal(sizes: Sizes, offset: int | Sequence[int]) -> Run:
     return window(sizes, offset, None, 0)
 
 
-def of_positions(window: Window, positions: torch.Tensor, key_positions: torch.Tensor) -> Run | Allowed:
+def of_positions(window: Window, positions: torch.Tensor, key_positions: torch.Tensor) -> Run | Near:
     """Return a layer's own mask for rows [B|1, L] and keys [B|1, S] at these positions, int64."""
     low = None if window.left is None else positions - window.left
     high = None if window.right is None else positions + window.right
     if not bool((key_positions.diff() >= 0).all()):
-        allowed = torch.ones(1, 1, 1, dtype=torch.bool)
-        keys = key_positions.unsqueeze(1)
-        allowed = allowed if low is None else keys >= low.unsqueeze(2)
-        return Allowed((allowed if high is None else allowed & (keys <= high.unsqueeze(2))).unsqueeze(1))
+        # Its table is made for one sequence at a time, when the limits are checked.
+        low = torch.zeros_like(positions) if low is None else low
+        high = torch.full_like(positions, MAX_POSITION) if high is None else high
+        return Near(low[:, None, :, None], high[:, None, :, None], key_positions[:, None, None])
     # The keys ascend, so those that a row may attend to are a run.
     sequences = max(len(positions), len(key_positions))
     keys = key_positions.expand(sequences, -1).contiguous()
@@ -165,8 +173,13 @@ class CombinedMask:
         return heads, rows, self.sizes.keys
 
     def tables(self, sequence: int) -> list[torch.Tensor]:
-        """Return the values of one sequence's masks, bool of Allowed and floats of Added: [N|1, L|1, S|1], not expanded."""
-        return [_of_sequence(mask.values, sequence) for mask in self.masks if not isinstance(mask, (Run, ByDistance))]
+        """Return the values of one sequence's masks, floats of Added, else bool: [N|1, L|1, S|1], not expanded."""
+        found = [_of_sequence(mask.values, sequence) for mask in self.masks if isinstance(mask, Allowed | Added)]
+        for mask in self.masks:
+            if isinstance(mask, Near):
+                low, high, positions = (_of_sequence(part, sequence) for part in mask)
+                found.append((positions >= low).logical_and_(positions <= high))
+        return found
 
     def by_distance(self, sequence: int) -> list[ByDistance]:
         """Return the biases by distance of one sequence, in fields without its axis."""

@@ -19,7 +19,7 @@ def test_python_and_curl_run_one_after_the_other(url, tmp_path, monkeypatch):
     names: dict = {}
     for kind, block in BLOCKS:
         if kind == "python":
-            exec(compile(block, "docs/wire.md", "exec"), names)
+            exec(compile(block.replace("http://127.0.0.1:8000", url), "docs/wire.md", "exec"), names)
         elif kind == "bash":
             for line in block.replace("\\\n", " ").strip().splitlines():
                 command = line.replace("http://127.0.0.1:8000", url).replace("curl ", "curl --fail-with-body ", 1)

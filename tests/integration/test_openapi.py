@@ -77,11 +77,10 @@ async def test_each_operation_has_a_name_that_generated_clients_keep(service):
 
 _REF = "#/components/schemas/{}"
 TENSORS = {
-    "AttendRequest": "query key value",
+    "AttendRequest": "query key value positions key_positions past_key past_value",
     "AttentionRequest": "query key value past_key past_value sinks",
     **dict.fromkeys(("AttendMask", "IgnoreMask", "BiasMask"), "values"),
-    "Answer": "output weights scores lse entropy",
-    "AttentionAnswer": "output weights scores lse entropy present_key present_value",
+    **dict.fromkeys(("Answer", "AttentionAnswer"), "output weights scores lse entropy present_key present_value"),
     "TopK": "values indices rest",
 }
 
@@ -216,7 +215,7 @@ async def test_each_kind_of_mask_each_form_of_weights_and_base64_has_an_example(
         assert isinstance(examples["weights_short"]["weights"], str)
         assert isinstance(examples["base64"]["query"]["data"], str)
         of_bodies = {code for code, status in CONTRACT.items() if status == 422} | {"bad_encoding", "cost_limit"}
-        of_bodies -= {"layout_required"} if path == ATTEND else set()
+        of_bodies -= {"positions_required", *(["layout_required"] if path == ATTEND else [])}
         assert set(examples) & set(CONTRACT) == of_bodies
 
 
