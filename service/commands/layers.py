@@ -155,14 +155,14 @@ def _imported(
 
 def report(stored: StoredLayer, layers_dir: Path, parity: str, *, is_new: bool) -> None:
     """Print what an import found."""
-    from service.layers.families import FAMILIES
+    from service.layers.wording import parts_text
 
     name, spec, dtype = stored.name, stored.spec, str(stored.dtype).removeprefix("torch.")
     sizes = f"{spec.query_width} wide, {spec.num_heads} heads of {spec.head_width}"
     say(f"{name}: family {stored.family}, {sizes}, {dtype}, {stored.digest[:19]}…")
     say(f"{name}: parity with float64: {parity}")
-    if any(known.is_causal for known in FAMILIES if known.name == stored.family):
-        say(f'{name}: its model masks the future; send "masks": [{{"kind": "causal"}}] with each request')
+    if parts := parts_text(spec):
+        say(f"{name}: with {parts}")
     file = layers_dir / f"{name}{SUFFIX}"
     say(f"{name}: wrote {file}" if is_new else f"{name}: {file} holds it already")
 

@@ -1,172 +1,363 @@
-"""Checkpoint families: a table of the names that each family gives to the tensors of an attention layer.
+"""Checkpoint families: a table of the names, layouts and rules by which each family's models compute attention.
 
-Invariants: No family has code of its own; a new family is a new row. Keys are written below the layer's prefix. A weight is
-[out, in] unless the family is `transposed`. Several canonical names for one key share its rows evenly, in their order. The
-importer refuses an unknown key inside the attention module, because a layer without that tensor would compute something else.
+Invariants: No family has code of its own; a new family is a new row, in the words of `family.py`. Keys are written below the
+layer's prefix. A weight is [out, in] unless the family is `transposed`. Several canonical names for one key share its rows in
+their order. The importer refuses an unknown key inside the attention module, because a layer without that tensor would compute
+something else. The numbers in `defaults` are those of the model's class in transformers 5.24, which a config may leave out.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace as like
+from typing import Any
 
 from service.attention.spec import PROJECTIONS
+from service.layers import family as words
+from service.layers.family import (
+    Candidate,
+    Family,
+    NormRule,
+    Parts,
+    RotaryRule,
+    TableRule,
+    WindowRule,
+    biases,
+    fused,
+    linears,
+    norms,
+)
 
-Parts = Mapping[str, tuple[str, ...]]
-QKV_WEIGHT = ("query.weight", "key.weight", "value.weight")
-QKV_BIAS = ("query.bias", "key.bias", "value.bias")
-# Widths that equal the query's: of the tokens only, or also of all heads together (`rows` = out features of a projection).
-TOKENS = ("key_width", "value_width", "out_width")
-EVERYTHING = (*TOKENS, "query_rows", "value_rows")
-NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.)")
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    name: str
-    parts: Parts
-    needs: tuple[str, ...] = ()  # keys that must exist beside an anchor
-    below: re.Pattern[str] = re.compile("")  # the prefix must end in a match
-    scope: str = ""  # the attention module below the prefix; each of its keys must be known
-    ignored: tuple[str, ...] = ()  # beginnings of keys in the module (with a dot at the end) that are not attention
-    optional: tuple[tuple[str, ...], ...] = ()  # keys that come together or not at all
-    equal: tuple[str, ...] = TOKENS
-    transposed: bool = False
-    stacks_columns: bool = False  # the anchor has three times as many columns as rows, which identifies the family
-    is_causal: bool = False  # its models mask the future; a stored layer has no mask, so a request sends it
-    is_single_head: bool = False
-    takes_zero_attn: bool = False
-    is_shared_by_depths: bool = False  # one layer's tensors serve every depth of the model
-
-    @property
-    def anchors(self) -> tuple[str, ...]:
-        """The weights of query, key and value; any of these keys marks a layer of the family."""
-        return tuple(key for key, names in self.parts.items() if names[0] in QKV_WEIGHT)
+Defaults = dict[str, Any]
+QKV = PROJECTIONS[:3]
+_NAMES = ("q_proj", "k_proj", "v_proj", "o_proj")
+_OUT_NAMES = ("q_proj", "k_proj", "v_proj", "out_proj")
+# What may stand in front of a decoder's layers. Any other word is another tower.
+_STEM = (
+    r"^(?:(?:module|model|base_model|transformer|language_model|text_model|gpt_neox|nomic_bert|gte|0|auto_model)\.)*"
+)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Candidate:
-    """A layer of `family` below `prefix` (empty, or ending in a dot)."""
-
-    family: Family
-    prefix: str
-
-    @property
-    def module(self) -> str:
-        """The path of the attention module."""
-        return (self.prefix + self.family.scope).rstrip(".")
-
-    @property
-    def number(self) -> int | None:
-        """The last whole number in the prefix, by which the layer is usually named."""
-        numbers = NUMBER.findall(self.prefix)
-        return int(numbers[-1][:18]) if numbers else None  # cut, because int() refuses thousands of digits
+def _below(path: str, stem: str = "") -> re.Pattern[str]:
+    """Return the pattern of a prefix: `#` in the path is a layer's number, and a path behind a stem may be cut."""
+    parts = path.replace(".", r"\.").replace("#", r"\d+")
+    return re.compile(
+        stem + "".join(rf"(?:{part})?" for part in parts.split("|")) + "$" if stem else rf"(?:^|\.){parts}$"
+    )
 
 
-def linears(*modules: str) -> dict[str, tuple[str, ...]]:
-    """Return the parts of four torch Linears, in the order query, key, value, output."""
-    pairs = zip(modules, PROJECTIONS, strict=True)
-    return {f"{module}.{kind}": (f"{name}.{kind}",) for module, name in pairs for kind in ("weight", "bias")}
-
-
-def biases(parts: Parts) -> tuple[str, ...]:
-    return tuple(key for key in parts if key.endswith(".bias"))
-
-
-_MHA_COMMON = {
-    "in_proj_bias": QKV_BIAS,
-    "out_proj.weight": ("output.weight",),
-    "out_proj.bias": ("output.bias",),
-    "bias_k": ("bias_k",),
-    "bias_v": ("bias_v",),
+# A row is read as a whole, so it is not written one word a line.
+# fmt: off
+_MHA_ENDS = {
+    "out_proj.weight": ("output.weight",), "out_proj.bias": ("output.bias",), "bias_k": ("bias_k",), "bias_v": ("bias_v",),
 }
-_MHA_OPTIONAL = (("in_proj_bias", "out_proj.bias"), ("bias_k", "bias_v"))
-_MHA_SEPARATE = {f"{letter}_proj_weight": (name,) for letter, name in zip("qkv", QKV_WEIGHT, strict=True)}
-_DISTILBERT = linears(*(f"attention.{name}_lin" for name in ("q", "k", "v", "out")))
-_ANNOTATED = linears(*(f"linears.{index}" for index in range(4)))
-_CAPITALS = linears("W_Q", "W_K", "W_V", "fc")
-_D2L = linears("W_q", "W_k", "W_v", "W_o")
-_C_PROJ = {f"c_proj.{kind}": (f"output.{kind}",) for kind in ("weight", "bias")}
-_GPT = {"c_attn.weight": QKV_WEIGHT, "c_attn.bias": QKV_BIAS, **_C_PROJ}
-_BARE = {f"W_{letter}": (name,) for letter, name in zip("qkv", QKV_WEIGHT, strict=True)}
+_MHA_COMMON = {"in_proj_bias": words.QKV_BIAS, **_MHA_ENDS}
+_MHA = Family(
+    name="torch-mha",
+    about="`torch.nn.MultiheadAttention`, torch's encoder and decoder layers. `--add-zero-attn` if it was made so",
+    parts={"in_proj_weight": words.QKV_WEIGHT, **_MHA_COMMON},
+    optional=(("in_proj_bias", "out_proj.bias"), ("bias_k", "bias_v")), equal=words.EVERYTHING, takes_zero_attn=True,
+)
+_MHA_SEPARATE = {f"{letter}_proj_weight": (name,) for letter, name in zip("qkv", words.QKV_WEIGHT, strict=True)}
+_CLIP_MHA = like(_MHA, name="clip", about="")
+_BERT = Family(
+    name="bert", models=("bert", "roberta", "xlm-roberta", "electra", "camembert"),
+    about="BERT, MiniLM, RoBERTa, ELECTRA, XLM-R",
+    parts=linears(*(f"attention.self.{name}" for name in QKV), "attention.output.dense"), scope="attention.",
+    ignored=("attention.output.LayerNorm.", "attention.self_attn_layer_norm."), causal="is_decoder",
+)
+_VIT = Family(
+    name="vit", models=("vit", "deit", "dinov2"), about="ViT, DeiT, DINOv2",
+    parts=linears(*(f"attention.attention.{name}" for name in QKV), "attention.output.dense"), scope="attention.",
+    optional=(tuple(f"attention.attention.{name}.bias" for name in QKV),),
+)
+_VIT_NEW = linears(*(f"attention.{name}" for name in _NAMES))
+_TIMM_NORMS = norms("q_norm", "k_norm", "weight", "bias")
+_CLIP = Family(
+    name="clip", models=("clip_vision_model",),
+    about="CLIP: vision, and text, which is causal; also by the names of OpenAI and open_clip", is_open=False,
+    parts=linears(*_OUT_NAMES), below=re.compile(r"(?<!text_model\.)encoder\.layers\.\d+\.self_attn\.$"),
+    equal=words.EVERYTHING, defaults={"num_attention_heads": 12},
+)
+_CLIP_TEXT = re.compile(r"(?<!vision_model\.)encoder\.layers\.\d+\.self_attn\.$")
+_BART = Family(
+    name="bart", models=("bart", "mbart"), about="BART, mBART: encoder, decoder and cross-attention", is_open=False,
+    parts=linears(*_OUT_NAMES), below=_below("(?:encoder.layers.#.self_attn|decoder.layers.#.encoder_attn)."),
+    equal=words.EVERYTHING, defaults={"encoder_attention_heads": 16, "decoder_attention_heads": 16},
+)
+_WHISPER = like(
+    _BART,
+    name="whisper", models=("whisper",), about="Whisper, whose key has no bias; also by OpenAI's names",
+    parts=linears(*_OUT_NAMES, biases=("query", "value", "output")),
+    defaults={"encoder_attention_heads": 6, "decoder_attention_heads": 6},
+)
+_OPENAI = like(
+    _WHISPER,
+    is_open=True, parts=linears(*QKV, "out", biases=("query", "value", "output")),
+    below=_below("(?:encoder.blocks.#.attn|decoder.blocks.#.cross_attn)."),
+)
+_T5 = Family(
+    name="t5", models=("t5", "mt5"), about="T5, mT5: self-attention with the table of block 0, and cross-attention",
+    is_open=False, parts=linears("q", "k", "v", "o", biases=()),
+    below=re.compile(r"block\.(?P<n>\d+)\.layer\.1\.EncDecAttention\.$"), ignored=("relative_attention_bias.",), scale=1.0,
+    defaults={"d_kv": 64, "relative_attention_num_buckets": 32, "relative_attention_max_distance": 128},
+)
+_T5_STACK = r"^(?P<stack>(?:.*\.)?%s\.)block\.(?P<n>\d+)\.layer\.0\.SelfAttention\.$"
+_T5_KEY = "{stack}block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+_T5_TABLE = TableRule(key=_T5_KEY, max_distance="relative_attention_max_distance")
+_T5_LATER = like(_T5_TABLE, is_bidirectional=False)
+_T5_ROWS = (
+    like(_T5, below=re.compile(_T5_STACK % "encoder"), table=_T5_TABLE),
+    like(_T5, below=re.compile(_T5_STACK % "decoder"), table=_T5_LATER, causal=True),
+    _T5,
+)
+_UMT5 = "{prefix}relative_attention_bias.weight"
+_SELF_ATTN, _NORMS = linears(*_NAMES), norms("q_norm", "k_norm", "weight")
+_HEADS: Defaults = {"num_attention_heads": 32, "num_key_value_heads": None, "rope_theta": 10000.0}
+_LLAMA = Family(
+    name="llama", models=("llama",), about="Llama 2 and 3, SmolLM 2", is_open=False, parts=_SELF_ATTN,
+    below=_below("layers.#.|self_attn.", _STEM), ignored=("rotary_emb.",), optional=(biases(_SELF_ATTN),), is_grouped=True,
+    causal=True, rotary=RotaryRule(), flags={"attention_bias": "q_proj.bias"}, defaults={**_HEADS, "attention_bias": False},
+)
+_UNBIASED = like(_LLAMA, parts=linears(*_NAMES, biases=()), optional=(), flags={})
+_QWEN: Defaults = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28, "rms_norm_eps": 1e-6}
+_QWEN |= {**_HEADS, "num_key_value_heads": 32}
+_QWEN_WINDOW = WindowRule(size="sliding_window", switch="use_sliding_window", first="max_window_layers")
+_SLIDING = WindowRule(size="sliding_window")
+_PERIODIC = WindowRule(size="sliding_window", period="sliding_window_pattern")
+_ALTERNATE = WindowRule(size="sliding_window", period=2)
+_GEMMA: Defaults = {
+    **_HEADS,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096,
+}
+_GEMMA |= {"query_pre_attn_scalar": 256, "rms_norm_eps": 1e-6, "attention_bias": False}
+_COHERE_DEFAULTS: Defaults = {"num_attention_heads": 64, "num_key_value_heads": None, "attention_bias": False}
+_COHERE = like(
+    _LLAMA,
+    name="cohere", models=("cohere",),
+    about="Cohere, whose pairs are interleaved; without `rope_theta` in its config it is refused", parts=_SELF_ATTN | _NORMS,
+    optional=(biases(_SELF_ATTN), tuple(_NORMS)), rotary=RotaryRule(layout="interleaved"),
+    norm=NormRule(kind="layer", eps="layer_norm_eps", has_head_weights=True),
+    flags={"attention_bias": "q_proj.bias", "use_qk_norm": "q_norm.weight"},
+    defaults={**_COHERE_DEFAULTS, "layer_norm_eps": 1e-5, "use_qk_norm": False},
+)
+_WQKV = fused("Wqkv", "Wo")
+_MODERN: Defaults = {"num_attention_heads": 12, "global_rope_theta": 160000.0, "local_rope_theta": 10000.0}
+_MODERN |= {"local_attention": 128, "global_attn_every_n_layers": 3, "attention_bias": False}
+_NOMIC = Family(
+    name="nomic-bert", models=("nomic_bert",), about="NomicBERT, by the names of its own code and of transformers",
+    is_open=False, parts=fused("Wqkv", "out_proj"), below=_below("encoder.layers.#.attn."), ignored=("rotary_emb.",),
+    optional=(("Wqkv.bias", "out_proj.bias"),), equal=words.EVERYTHING, causal="causal",
+    rotary=RotaryRule(theta="rotary_emb_base", partial="rotary_emb_fraction"), flags={"qkv_proj_bias": "Wqkv.bias"},
+    off=("num_heads_kv", "rotary_emb_scale_base", "rotary_head_dim", "rotary_emb_interleaved", "rotary_scaling_factor"),
+    defaults={"num_attention_heads": 12, "rotary_emb_base": 1000.0, "rotary_emb_fraction": 1.0},
+)
+_GTE = like(
+    _UNBIASED,
+    name="gte", models=("gte",), about="GTE as transformers 5 stores it", parts=_SELF_ATTN, is_grouped=False, causal=False,
+    defaults={"num_attention_heads": 12, "rope_theta": 160000.0},
+)
+_OSS_YARN: Defaults = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
+_OSS: Defaults = {"rope_parameters": {**_OSS_YARN, "original_max_position_embeddings": 4096}, "rope_theta": 150000.0}
+_OSS |= {
+    "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "sliding_window": 128, "attention_bias": True,
+}
+_GPT = fused("c_attn", "c_proj")
 _GPT2 = Family(  # Conv1D, whose weight is [in, out]
-    name="gpt2",
-    parts=_GPT,
+    name="gpt2", models=("gpt2",),
+    about="GPT-2, also its cross-attention; its two options of scale are read from `config.json`", parts=_GPT,
     below=re.compile(r"(?<!crossattention\.)$"),
     ignored=("bias.", "masked_bias."),  # buffers with the causal mask
-    equal=EVERYTHING,
-    transposed=True,
-    stacks_columns=True,
-    is_causal=True,
+    equal=words.EVERYTHING, transposed=True, stacks_columns=True, causal=True,
+)
+_KINDS = ("weight", "bias")
+_GPT_CROSS: Parts = {f"q_attn.{kind}": (f"query.{kind}",) for kind in _KINDS}
+_GPT_CROSS |= {f"c_attn.{kind}": (f"key.{kind}", f"value.{kind}") for kind in _KINDS}
+_GPT_CROSS |= {f"c_proj.{kind}": (f"output.{kind}",) for kind in _KINDS}
+_KERAS = linears(*QKV, "attention_output", weight="kernel")
+_FLAX, _FLAX_NORMS = linears(*QKV, "out", weight="kernel"), norms("query_ln", "key_ln", "scale")
+_KERNELS = Family(
+    name="keras", about="Keras' `MultiHeadAttention` and `GroupedQueryAttention`, by their paths", parts=_KERAS,
+    needs=("attention_output.kernel",), optional=(biases(_KERAS),), equal=(), is_grouped=True, has_kernels=True,
+)
+_ANNOTATED, _D2L = linears(*(f"linears.{index}" for index in range(4))), linears("W_q", "W_k", "W_v", "W_o")
+_CAPITALS = linears("W_Q", "W_K", "W_V", "fc")
+_BARE: Parts = {f"W_{letter}": (name,) for letter, name in zip("qkv", words.QKV_WEIGHT, strict=True)}
+_NUMPY = Family(
+    name="numpy", about="NumPy tutorials; their weights are `[in, out]`", parts={**_BARE, "W_o": ("output.weight",)},
+    needs=("W_o",), equal=words.EVERYTHING, transposed=True,
 )
 
 FAMILIES = (
-    Family(
-        name="torch-mha",
-        parts={"in_proj_weight": QKV_WEIGHT, **_MHA_COMMON},
-        optional=_MHA_OPTIONAL,
-        equal=EVERYTHING,
-        takes_zero_attn=True,
+    # OpenAI's CLIP before the module that it is made of.
+    like(_CLIP_MHA, below=_below("visual.transformer.resblocks.#.attn.")),
+    like(_CLIP_MHA, below=re.compile(r"^(?:text\.)?transformer\.resblocks\.\d+\.attn\.$"), causal=True),
+    _MHA,
+    # kdim or vdim given
+    like(_MHA, parts={**_MHA_SEPARATE, **_MHA_COMMON}, equal=("out_width", "query_rows", "value_rows")),
+    like(  # before bert, whose names it has
+        _BERT, name="esm", models=("esm",), about="ESM-2", is_open=False,
+        ignored=("attention.LayerNorm.", "attention.self.rotary_embeddings."),
+        rotary=RotaryRule(scalings=("default",), switch="position_embedding_type"),
+        defaults={"num_attention_heads": 12, "rope_theta": 10000.0, "position_embedding_type": "absolute"},
     ),
-    Family(  # kdim or vdim given
-        name="torch-mha",
-        parts={**_MHA_SEPARATE, **_MHA_COMMON},
-        optional=_MHA_OPTIONAL,
-        equal=("out_width", "query_rows", "value_rows"),
-        takes_zero_attn=True,
-    ),
-    Family(
-        name="bert",
-        parts=linears(*(f"attention.self.{name}" for name in PROJECTIONS[:3]), "attention.output.dense"),
-        scope="attention.",
-        ignored=("attention.output.LayerNorm.", "attention.self_attn_layer_norm."),
-    ),
-    Family(name="distilbert", parts=_DISTILBERT, scope="attention."),
-    Family(
-        name="albert",
-        parts=linears(*(f"attention.{name}" for name in (*PROJECTIONS[:3], "dense"))),
-        below=re.compile(r"(^|\.)albert_layers\.\d+\.$"),
-        scope="attention.",
-        ignored=("attention.LayerNorm.",),
-        is_shared_by_depths=True,
+    _BERT,
+    like(
+        _BERT, parts=linears(*(f"crossattention.self.{name}" for name in QKV), "crossattention.output.dense"),
+        scope="crossattention.", ignored=("crossattention.output.LayerNorm.",), causal=False,
     ),
     Family(
-        name="vit",
-        parts=linears(*(f"attention.attention.{name}" for name in PROJECTIONS[:3]), "attention.output.dense"),
-        scope="attention.",
-        optional=(tuple(f"attention.attention.{name}.bias" for name in PROJECTIONS[:3]),),
+        name="distilbert", models=("distilbert",), about="DistilBERT",
+        parts=linears(*(f"attention.{name}_lin" for name in ("q", "k", "v", "out"))), scope="attention.",
     ),
-    Family(name="annotated", parts=_ANNOTATED, optional=(biases(_ANNOTATED),), equal=EVERYTHING),
-    Family(name="wq-wk-wv-fc", parts=_CAPITALS, optional=(biases(_CAPITALS),)),
-    Family(name="d2l", parts=_D2L, optional=(biases(_D2L),), equal=()),
-    Family(name="numpy", parts={**_BARE, "W_o": ("output.weight",)}, needs=("W_o",), equal=EVERYTHING, transposed=True),
-    # After numpy: these names without W_o.
-    Family(name="single-head", parts=_BARE, equal=EVERYTHING, transposed=True, is_single_head=True),
+    Family(
+        name="albert", models=("albert",), about="ALBERT; one layer serves every depth",
+        parts=linears(*(f"attention.{name}" for name in (*QKV, "dense"))), below=_below("albert_layers.#."),
+        scope="attention.", ignored=("attention.LayerNorm.",), is_shared_by_depths=True,
+    ),
+    Family(
+        name="mpnet", models=("mpnet",), about="MPNet, with the table that its layers share",
+        parts=linears("q", "k", "v", "o"), below=re.compile(r"^(?P<stack>(?:.*\.)?)layer\.(?P<n>\d+)\.attention\.attn\.$"),
+        table=TableRule(key="{stack}relative_attention_bias.weight", max_distance=128, buckets=32),
+    ),
+    _VIT,
+    like(_VIT, is_open=False, parts=_VIT_NEW, below=_below("layers?.#."), optional=(biases(_VIT_NEW)[:3],)),
+    Family(
+        name="timm", about="timm's ViT and the original DINOv2", parts=fused("qkv", "proj") | _TIMM_NORMS,
+        needs=("proj.weight",), below=_below("attn.", r"(?:^|\.)"), optional=(("qkv.bias",), tuple(_TIMM_NORMS)),
+        norm=NormRule(kind="layer", eps=1e-6),
+    ),
+    like(_CLIP, models=("clip_text_model",), below=_CLIP_TEXT, causal=True, defaults={"num_attention_heads": 8}),
+    _CLIP,
+    _BART,
+    like(_BART, below=_below("decoder.layers.#.self_attn."), causal=True),
+    _WHISPER,
+    like(_WHISPER, below=_below("decoder.layers.#.self_attn."), causal=True),
+    _OPENAI,
+    like(_OPENAI, below=_below("decoder.blocks.#.attn."), causal=True),
+    *_T5_ROWS,
+    *(
+        like(row, name="umt5", models=("umt5",), about="UMT5", table=row.table and like(row.table, key=_UMT5))
+        for row in _T5_ROWS
+    ),
+    Family(
+        name="modernbert", models=("modernbert",), about="ModernBERT, with local and global layers", is_open=False,
+        parts=_WQKV, below=_below("layers.#.|attn.", _STEM), ignored=("rotary_emb.",), optional=(biases(_WQKV),),
+        equal=words.EVERYTHING,
+        rotary=RotaryRule(theta="global_rope_theta", sliding_theta="local_rope_theta", scalings=words.SCALINGS[:3]),
+        window=WindowRule(size="local_attention", period="global_attn_every_n_layers", offset=0, is_centred=True),
+        flags={"attention_bias": "Wqkv.bias"}, defaults=_MODERN,
+    ),
+    _NOMIC,
+    like(_NOMIC, parts=_UNBIASED.parts, below=_LLAMA.below, optional=(), flags={}),
+    _GTE,
+    like(_GTE, parts=fused("qkv_proj", "o_proj"), below=_below("encoder.layer.#.attention.")),
+    _LLAMA,
+    like(
+        _UNBIASED, name="mistral", models=("mistral",), about="Mistral", window=_SLIDING,
+        defaults={**_HEADS, "num_key_value_heads": 8, "sliding_window": 4096},
+    ),
+    like(
+        _UNBIASED, name="qwen2", models=("qwen2",), about="Qwen2, Qwen2.5", parts=linears(*_NAMES, biases=QKV),
+        window=_QWEN_WINDOW, defaults=_QWEN,
+    ),
+    like(
+        _LLAMA, name="qwen3", models=("qwen3",), about="Qwen3, with norms of query and key", parts=_SELF_ATTN | _NORMS,
+        window=_QWEN_WINDOW, norm=NormRule(kind="rms"), defaults={**_QWEN, "head_dim": 128, "attention_bias": False},
+    ),
+    like(
+        _LLAMA, name="gemma2", models=("gemma2",), about="Gemma 2, with its softcap", window=_ALTERNATE,
+        scale="query_pre_attn_scalar", softcap="attn_logit_softcapping", off=("use_bidirectional_attention",),
+        defaults={**_GEMMA, "attn_logit_softcapping": 50.0},
+    ),
+    like(
+        _LLAMA, name="gemma3", models=("gemma3_text",), about="Gemma 3, EmbeddingGemma; two bases of rotary positions",
+        parts=_SELF_ATTN | _NORMS,
+        rotary=RotaryRule(sliding_theta="rope_local_base_freq", scalings=words.SCALINGS[:3], scaled=(words.FULL,)),
+        window=_PERIODIC, bidirectional="use_bidirectional_attention", norm=NormRule(kind="rms", plus_one=True),
+        scale="query_pre_attn_scalar", off=("attn_logit_softcapping",),
+        defaults={**_GEMMA, "rope_theta": 1e6, "rope_local_base_freq": 10000.0, "sliding_window_pattern": 6},
+    ),
+    like(
+        _LLAMA, name="olmo2", models=("olmo2",), about="OLMo 2, with norms over the whole width", parts=_SELF_ATTN | _NORMS,
+        norm=NormRule(kind="rms", over="width"), defaults={**_HEADS, "attention_bias": False, "rms_norm_eps": 1e-5},
+    ),
+    like(
+        _UNBIASED, name="phi3", models=("phi3",), about="Phi-3 of short contexts (no longrope)",
+        parts={"qkv_proj.weight": words.QKV_WEIGHT, "o_proj.weight": ("output.weight",)}, window=_SLIDING,
+        rotary=RotaryRule(partial="partial_rotary_factor", scalings=("default",)),
+        defaults={**_HEADS, "partial_rotary_factor": 1.0, "sliding_window": None},
+    ),
+    _COHERE,
+    like(
+        _LLAMA, name="cohere2", models=("cohere2",), about="Cohere 2; only its sliding layers rotate",
+        rotary=RotaryRule(layout="interleaved", kinds=(words.SLIDING,)), window=_PERIODIC,
+        defaults={**_COHERE_DEFAULTS, "rope_theta": 10000.0, "sliding_window": 4096, "sliding_window_pattern": 4},
+    ),
+    like(
+        _LLAMA, name="gpt-oss", models=("gpt_oss",), about="gpt-oss, with sinks", parts=_SELF_ATTN | {"sinks": ("sinks",)},
+        window=_ALTERNATE, defaults=_OSS,
+    ),
+    Family(
+        name="gpt-neox", models=("gpt_neox",), about="GPT-NeoX, Pythia", is_open=False,
+        parts=fused("query_key_value", "dense"), below=_below("layers.#.|attention.", _STEM),
+        ignored=("bias.", "masked_bias.", "rotary_emb."), optional=(("query_key_value.bias", "dense.bias"),),
+        equal=words.EVERYTHING, is_by_head=True, causal=True,
+        rotary=RotaryRule(theta="rotary_emb_base", partial="rotary_pct"), flags={"attention_bias": "query_key_value.bias"},
+        defaults={"num_attention_heads": 64, "rotary_emb_base": 10000.0, "rotary_pct": 0.25, "attention_bias": True},
+    ),
     _GPT2,
-    # After gpt2: Linear under the same names.
-    dataclasses.replace(_GPT2, name="nanogpt", optional=(biases(_GPT),), transposed=False, stacks_columns=False),
+    like(  # after gpt2: Linear under the same names
+        _GPT2, name="nanogpt", models=(), about="nanoGPT, its `ckpt.pt` too", optional=(biases(_GPT),), transposed=False,
+        stacks_columns=False,
+    ),
+    like(_GPT2, parts=_GPT_CROSS, below=_below("crossattention."), stacks_columns=False, causal=False),
+    _KERNELS,
+    like(
+        _KERNELS, name="flax", about="Flax' `MultiHeadDotProductAttention`, of linen and nnx", parts=_FLAX | _FLAX_NORMS,
+        needs=("out.kernel",), optional=(biases(_FLAX), tuple(_FLAX_NORMS)), norm=NormRule(kind="layer", eps=1e-6),
+    ),
+    Family(
+        name="annotated", about="The Annotated Transformer", parts=_ANNOTATED, optional=(biases(_ANNOTATED),),
+        equal=words.EVERYTHING,
+    ),
+    Family(name="wq-wk-wv-fc", about="articles with these names", parts=_CAPITALS, optional=(biases(_CAPITALS),)),
+    Family(name="d2l", about="Dive into Deep Learning", parts=_D2L, optional=(biases(_D2L),), equal=()),
+    _NUMPY,
+    # After numpy: these names without W_o.
+    like(
+        _NUMPY, name="single-head", about="the same without an output, with one head", parts=_BARE, needs=(),
+        is_single_head=True,
+    ),
 )
+# fmt: on
 FAMILY_NAMES = tuple(dict.fromkeys(family.name for family in FAMILIES))
 
 
-def find_candidates(shapes: Mapping[str, tuple[int, ...]], name: str | None = None) -> list[Candidate]:
-    """Return every layer of the named family, or of any; if several rows fit one prefix, the first row of the table wins."""
+def plain(model: str) -> str:
+    """Return a `model_type` as it is compared: in lower case, without hyphens and underscores."""
+    return re.sub("[-_]", "", model.lower())
+
+
+def find_candidates(
+    shapes: Mapping[str, tuple[int, ...]], name: str | None = None, models: Collection[str] = ()
+) -> list[Candidate]:
+    """Return every layer of the named family, or of any; if several rows fit one module, the first row of the table wins.
+
+    A row that is not open needs one of the config's `models`, or its name from the caller if the config has none.
+    """
     found: dict[str, Candidate] = {}
     for family in FAMILIES:
-        if name not in {None, family.name}:
+        is_known = family.is_open or (name and not models) or not {*map(plain, family.models)}.isdisjoint(models)
+        if name not in {None, family.name} or not is_known:
             continue
         anchored = {key.removesuffix(anchor) for anchor in family.anchors for key in shapes if key.endswith(anchor)}
         for prefix in sorted(prefix for prefix in anchored if not prefix or prefix.endswith(".")):
             has_keys = shapes.keys() >= {prefix + key for key in family.needs}
-            has_shape = not family.stacks_columns or has_stacked_columns(shapes[prefix + family.anchors[0]])
+            has_shape = not family.stacks_columns or words.has_stacked_columns(shapes[prefix + family.anchors[0]])
             if has_keys and has_shape and family.below.search(prefix):
-                found.setdefault(prefix, Candidate(family, prefix))
+                found.setdefault(prefix + family.scope, Candidate(family, prefix))
     return sorted(
         found.values(), key=lambda candidate: (candidate.number is not None, candidate.number, candidate.prefix)
     )
-
-
-def has_stacked_columns(shape: tuple[int, ...]) -> bool:
-    """Return whether the matrix has the columns of query, key and value side by side."""
-    return len(shape) == 2 and shape[1] == len(QKV_WEIGHT) * shape[0]  # noqa: PLR2004 (a matrix)

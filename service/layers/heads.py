@@ -1,4 +1,4 @@
-"""Heads: the number of heads of one layer, as its config and the caller give it, and their width.
+"""Heads: the numbers of heads of one layer, as its config, the caller and shapes give them, and their width.
 
 Invariants: Nothing is guessed: without a number there is an error that names --heads. Numbers that disagree with one another, or
 with the rows of the query, are refused. A pruned layer has fewer heads than its config says, as wide as before.
@@ -10,26 +10,33 @@ from collections.abc import Mapping
 
 from service.attention.spec import MAX_HEADS
 from service.errors import LayerError
-from service.layers.families import Candidate
-from service.layers.wording import MAX_NAME, bounded
+from service.layers.family import QKV_WEIGHT, Candidate
+from service.layers.options import Options, agreed, shown
+from service.layers.wording import quoted, shape_text
 
-Config = Mapping[str, object]
+Shapes = Mapping[str, tuple[int, ...]]
 # Names in a config.json, in nanoGPT's `model_args` and in configs of one's own.
 HEADS = ("num_attention_heads", "n_heads", "n_head", "num_heads", "nhead")
+KV_HEADS = ("num_key_value_heads", "num_kv_heads")
 SIDE_HEADS = ("encoder_attention_heads", "decoder_attention_heads", "decoder_num_attention_heads")
 HEAD_WIDTH = ("head_dim", "attention_head_size", "d_kv", "kv_channels", "size_per_head", "d_head", "dim_head")
 
 
-def num_heads(chosen: Candidate, config: Config, given: int | None) -> int:
-    """Return the layer's number of heads; raise LayerError if nothing says it or if numbers disagree."""
+def num_heads(chosen: Candidate, options: Options, given: int | None, raw: Shapes) -> int:
+    """Return the layer's number of heads; raise LayerError if nothing says it or if numbers disagree.
+
+    `raw` has the shapes in the source of the parts that the layer has, by canonical name.
+    """
     numbers: dict[str, int] = {}
-    for key, number in _configured(chosen, config).items():
+    if chosen.family.has_kernels:
+        numbers["the shape of query"] = _kernel_heads(raw, "query")
+    for key, number in _configured(chosen, options).items():
         if isinstance(number, int):
-            pruned = _num_pruned(chosen, config, number)
+            pruned = _num_pruned(chosen, options, number)
             origin = f"{key} less pruned_heads" if pruned else key
             numbers[origin] = _checked(origin, number - pruned)
         elif given not in number:
-            form = f"a list, one number for each stage: {_shown(number)}"
+            form = f"a list, one number for each stage: {shown(number)}"
             raise LayerError(f"{key} in config.json is {form}; give this layer's with --heads H")
     if chosen.family.is_single_head:
         numbers = {f"the family {chosen.family.name}": 1}
@@ -43,30 +50,65 @@ def num_heads(chosen: Candidate, config: Config, given: int | None) -> int:
     return next(iter(numbers.values()))
 
 
-def check_head_width(chosen: Candidate, config: Config, *, heads: int, rows: int, query_width: int) -> None:
+def num_kv_heads(chosen: Candidate, options: Options, heads: int, raw: Shapes) -> int:
+    """Return the layer's number of key/value heads: by the rows of its key, which the config must not contradict."""
+    if not chosen.family.is_grouped:
+        return heads
+    said = agreed({key: options.said[key] for key in KV_HEADS if key in options.said})
+    if all(key not in options.said for key in KV_HEADS):
+        said = options.defaults.get("num_key_value_heads")
+    is_said = any(key in values for key in KV_HEADS for values in (options.said, options.defaults))
+    configured = (heads if said is None else _checked("num_key_value_heads", said)) if is_said else None
+    query, key = raw["query.weight"], raw["key.weight"]
+    if chosen.family.has_kernels:
+        found = _kernel_heads(raw, "key")
+    elif QKV_WEIGHT in chosen.family.parts.values():  # its rows do not show it
+        if configured is None:
+            raise LayerError("nothing says num_key_value_heads, which decides how its fused rows are split")
+        return configured
+    else:
+        found, rest = divmod(key[0] * heads, query[0]) if query and key and query[0] else (heads, 0)
+        if rest or not found or heads % found:
+            rows = f"key has the shape {shape_text(key)} and query {shape_text(query)}"
+            raise LayerError(f"{rows}, which do not make heads for {heads} heads of query")
+    if configured not in (None, found):
+        raise LayerError(f"config.json gives {configured} key/value heads, but the rows of key make {found}")
+    return found
+
+
+def _kernel_heads(raw: Shapes, name: str) -> int:
+    shape = raw[f"{name}.weight"]
+    if len(shape) != 3 or 0 in shape:  # noqa: PLR2004 (width, heads, width of a head)
+        raise LayerError(f"{name} has the shape {shape_text(shape)}, expected [width, heads, width of a head]")
+    return _checked(f"the shape of {quoted(name)}", shape[1])
+
+
+def check_head_width(chosen: Candidate, options: Options, *, heads: int, rows: int, query_width: int) -> None:
     """Raise LayerError if `rows` of the query are not heads as wide as the config says, by name or before pruning."""
-    widths = {key: config[key] for key in HEAD_WIDTH if config.get(key) is not None}
-    if config.get("pruned_heads") and not widths:
-        for key, number in _configured(chosen, config).items():
+    widths = {key: options.get(key) for key in HEAD_WIDTH if options.get(key) is not None}
+    if options.get("pruned_heads") and not widths:
+        for key, number in _configured(chosen, options).items():
             if isinstance(number, int):
                 widths[f"pruned_heads and {key} {number}, so heads of"] = query_width // number
     for key, width in widths.items():
         if width != rows // heads:
             found = f"the {rows} rows of query make {heads} heads of {rows // heads}"
-            raise LayerError(f"config.json has {key} {_shown(width)}, but {found}")
+            raise LayerError(f"config.json has {key} {shown(width)}, but {found}")
 
 
-def _configured(chosen: Candidate, config: Config) -> dict[str, int | list[object]]:
+def _configured(chosen: Candidate, options: Options) -> dict[str, int | list[object]]:
     """Return the numbers of heads in the config by their names: those of the layer's own side, encoder or decoder, if any."""
     own = [key for key in SIDE_HEADS if key.partition("_")[0] in chosen.prefix.split(".")]
-    keys = [key for key in own if config.get(key) is not None] or [key for key in HEADS if config.get(key) is not None]
-    found = {key: config[key] for key in keys}
+    places = [(keys, values) for values in (options.said, options.defaults) for keys in (own, HEADS)]
+    found = next(
+        (some for keys, values in places if (some := {k: values[k] for k in keys if values.get(k) is not None})), {}
+    )
     return {key: number if isinstance(number, list) else _checked(key, number) for key, number in found.items()}
 
 
-def _num_pruned(chosen: Candidate, config: Config, heads: int) -> int:
+def _num_pruned(chosen: Candidate, options: Options, heads: int) -> int:
     """Return how many heads the config says were removed from this layer."""
-    pruned = config.get("pruned_heads") or {}
+    pruned = options.get("pruned_heads") or {}
     removed = pruned.get(str(chosen.number), []) if isinstance(pruned, Mapping) else None
     if not isinstance(removed, list) or not all(type(head) is int and 0 <= head < heads for head in removed):
         form = f'must map numbers of layers to heads from 0 to {heads - 1}, as {{"0": [2, 5]}}'
@@ -78,7 +120,3 @@ def _checked(origin: str, number: object) -> int:
     if type(number) is not int or not 1 <= number <= MAX_HEADS:
         raise LayerError(f"the number of heads given by {origin} must be a whole number from 1 to {MAX_HEADS}")
     return number
-
-
-def _shown(value: object) -> str:
-    return bounded(ascii(value), MAX_NAME)

@@ -1,4 +1,4 @@
-"""Importer: chooses one attention layer of a checkpoint, derives its LayerSpec, and returns it as a StoredLayer.
+"""Importer: chooses one attention layer of a checkpoint, reads its tensors, and returns it as a StoredLayer.
 
 Invariants: Exactly one layer fits the caller's family, prefix and number, or a LayerError says how to choose. A number means
 the number in the checkpoint's own names. Names and shapes decide which layer it is and whether its parts fit. After that the
@@ -12,25 +12,26 @@ contains no directory.
 from __future__ import annotations
 
 import functools
-import math
 import os
 from collections.abc import Collection, Mapping
 
 import torch
 
-from service.attention.spec import PROJECTIONS, LayerSpec
+from service.attention.spec import LayerSpec
 from service.errors import LayerError
+from service.layers.derivation import derive, flat, shares
 from service.layers.directory import check_name
-from service.layers.families import FAMILY_NAMES, Candidate, Parts, find_candidates
-from service.layers.heads import Config, check_head_width, num_heads
+from service.layers.families import FAMILY_NAMES, find_candidates
+from service.layers.family import Candidate, Family, Parts
 from service.layers.key_map import existing_key, mapped, unknown_family_text
+from service.layers.options import Config, governing, models
 from service.layers.source import Source, open_source
 from service.layers.store import MAX_SOURCE, StoredLayer
 from service.layers.unsupported import IGNORE, check_config, check_names
-from service.layers.wording import MAX_COPIED, about, bounded, listed, quoted, shape_text
+from service.layers.wording import MAX_COPIED, about, bounded, listed, quoted
 
 MAX_DEPTH = 10_000
-Shapes = dict[str, tuple[int, ...]]
+MAX_FAMILIES = 12  # in a message
 
 
 def import_layer(
@@ -58,35 +59,43 @@ def import_layer(
     source = source_path if isinstance(source_path, Source) else open_source(source_path)
     with about(f"source {quoted(source.label)}"), source.files.unchanged():
         config = source.config or {}
-        check_config(config)
-        chosen = mapped(key_map, source) if key_map else choose(source, family=family, prefix=prefix, layer=layer)
+        if key_map:
+            check_config(config)
+            chosen = mapped(key_map, source)
+        else:
+            chosen = choose(source, family=family, prefix=prefix, layer=layer)
         present = present_parts(chosen, source, ignore)
-        shapes = canonical_shapes(chosen, present, source)
-        spec = derive_spec(chosen, shapes, config, heads=heads, scale=scale, add_zero_attn=add_zero_attn)
-        check_fit(spec, chosen, present, shapes)
+        made = derive(chosen, present, source, heads=heads, scale=scale, add_zero_attn=add_zero_attn)
         words = (source.label, chosen.module, f"({chosen.family.name})")
         origin = "".join(char if char.isprintable() else "?" for char in " ".join(filter(None, words)))
-        return StoredLayer(name, spec, _read(chosen, present, source), bounded(origin, MAX_SOURCE), chosen.family.name)
+        tensors = _read(chosen.family, made, present, source)
+        return StoredLayer(name, made, tensors, bounded(origin, MAX_SOURCE), chosen.family.name)
 
 
 def choose(source: Source, *, family: str | None, prefix: str | None, layer: int | None) -> Candidate:
     """Return the one layer that fits. `prefix` is the path of the layer's module or a parent; with `layer` both must fit."""
     if family is not None and family not in FAMILY_NAMES:
         raise LayerError(f"the family {quoted(family)} is unknown; known families are {', '.join(FAMILY_NAMES)}")
-    shapes = {key: entry.shape for key, entry in source.entries.items()}
-    found = find_candidates(shapes, family)
+    shapes, config = {key: entry.shape for key, entry in source.entries.items()}, source.config or {}
+    found = find_candidates(shapes, family, models(config))
     if not found:
+        check_config(config)
         if others := {candidate.family.name for candidate in find_candidates(shapes)}:
             raise LayerError(
                 f"no layer of the family {family} in its {len(shapes)} keys; it has layers of {listed(sorted(others))}"
             )
+        if likely := [name for name in FAMILY_NAMES if find_candidates(shapes, name)]:
+            few = ", ".join(likely[:MAX_FAMILIES]) + " …" * (len(likely) > MAX_FAMILIES)
+            how = "its config.json must name a model of one, or, without a model_type, --family does"
+            raise LayerError(f"its names are those of several families ({few}); {how}")
         raise LayerError(unknown_family_text(source))
     if prefix is not None:
         found = _below(found, prefix)
     if layer is not None:
-        found = _numbered(found, layer, source.config or {})
+        found = _numbered(found, layer, config)
     if len(found) > 1:
         raise LayerError(_several_text(found))
+    check_config(governing(found[0].family, found[0].prefix, config) or config, found[0].family)
     return found[0]
 
 
@@ -128,22 +137,29 @@ def _numbered(found: list[Candidate], layer: int, config: Config) -> list[Candid
 
 
 def present_parts(chosen: Candidate, source: Source, ignore: Collection[str] = ()) -> Parts:
-    """Return the family's parts that this layer has.
+    """Return the family's parts that this layer has, by their keys in the source.
 
     Raises LayerError for names of unsupported models, missing and unknown keys, half a group, and a wrong `ignore`.
     """
     family, prefix = chosen.family, chosen.prefix
-    keys = {key.removeprefix(prefix) for key in source.entries if key.startswith(prefix)}
-    present = {key: names for key, names in family.parts.items() if key in keys}
-    used = [prefix + key for key in present]
-    ignored = _ignored(source, used, ignore)
-    check_names(f"{prefix}{family.scope}", used, source.entries.keys(), ignored=ignored)
-    absent = {key for group in family.optional if keys.isdisjoint(group) for key in group}
-    if missing := sorted(prefix + key for key in family.parts.keys() - absent - keys):
+    parts = {prefix + key: names for key, names in family.parts.items()}
+    if chosen.table:
+        parts[chosen.table] = ("relative_bias",)
+    present = {key: names for key, names in parts.items() if key in source.entries}
+    ignored = _ignored(source, present, ignore)
+    passed = tuple(f"{prefix}{name}" for name in family.ignored)
+    counted = {key for key in source.entries if not f"{key}.".startswith(passed)} if passed else source.entries.keys()
+    check_names(family, f"{prefix}{family.scope}", present.keys(), counted, ignored=ignored)
+    absent = {
+        prefix + key
+        for group in family.optional
+        if source.entries.keys().isdisjoint(prefix + k for k in group)
+        for key in group
+    }
+    if missing := sorted(parts.keys() - absent - present.keys()):
         raise LayerError(f"keys of the {family.name} layer are missing: {listed(missing)}")
-    in_module = {key for key in keys - family.parts.keys() if key.startswith(family.scope)}
-    extra = {prefix + key for key in in_module if not f"{key}.".startswith(family.ignored)} - ignored
-    if extra:
+    in_module = {key for key in counted if key.startswith(prefix + family.scope)}
+    if extra := in_module - present.keys() - ignored:
         found = listed(sorted(extra), MAX_COPIED)
         raise LayerError(f"the module has keys that the {family.name} layer does not use ({IGNORE}): {found}")
     return present
@@ -157,91 +173,26 @@ def _ignored(source: Source, used: Collection[str], ignore: Collection[str]) -> 
     return ignored
 
 
-def canonical_shapes(chosen: Candidate, present: Parts, source: Source) -> Shapes:
-    """Return the shape of each canonical tensor, from the present parts; raise LayerError if a part's shape is wrong."""
-    shapes: Shapes = {}
-    for key, names in present.items():
-        shape = source.entries[chosen.prefix + key].shape
-        found = f"{quoted(chosen.prefix + key)} has the shape {shape_text(shape)}"
-        is_weight, is_bias_kv = names[0].endswith(".weight"), names[0].startswith("bias_")
-        if is_bias_kv:
-            shape = shape[2:] if shape[:-1] == (1, 1) else ()
-        if len(shape) != (2 if is_weight else 1) or 0 in shape:
-            expected = "two widths" if is_weight else "[1, 1, width]" if is_bias_kv else "one width"
-            raise LayerError(f"{found}, expected {expected}")
-        if chosen.family.transposed:
-            shape = shape[::-1]
-        if shape[0] % len(names):
-            raise LayerError(f"{found}; {shape[0]} rows do not divide into {len(names)} projections")
-        shapes |= dict.fromkeys(names, (shape[0] // len(names), *shape[1:]))
-    return shapes
-
-
-def derive_spec(
-    chosen: Candidate, shapes: Shapes, config: Config, *, heads: int | None, scale: float | None, add_zero_attn: bool
-) -> LayerSpec:
-    """Return the spec that the query's weight, the family, the config and the caller imply; `check_fit` checks all shapes."""
-    family = chosen.family
-    if add_zero_attn and not family.takes_zero_attn:
-        raise LayerError(f"add_zero_attn is for the family torch-mha; this layer has the family {family.name}")
-    num = num_heads(chosen, config, heads)
-    sizes = {f"{name}_width": shapes[f"{name}.weight"][1] for name in PROJECTIONS[:3]}
-    sizes |= {f"{name}_rows": shapes[f"{name}.weight"][0] for name in ("query", "value")}
-    sizes["out_width"] = shapes.get("output.weight", (sizes["value_rows"],))[0]
-    sizes |= dict.fromkeys(family.equal, sizes["query_width"])
-    for name in ("query", "value"):
-        if sizes[f"{name}_rows"] % num:
-            raise LayerError(f"{num} heads do not divide the {sizes[f'{name}_rows']} out features of {name}")
-    head_width = sizes["query_rows"] // num
-    check_head_width(chosen, config, heads=num, rows=sizes["query_rows"], query_width=sizes["query_width"])
-    return LayerSpec(
-        query_width=sizes["query_width"],
-        key_width=sizes["key_width"],
-        value_width=sizes["value_width"],
-        out_width=sizes["out_width"],
-        num_heads=num,
-        num_kv_heads=num,
-        head_width=head_width,
-        value_head_width=sizes["value_rows"] // num,
-        scale=_scale(chosen, config, head_width) if scale is None else float(scale),
-        biases=tuple(name for name in PROJECTIONS if f"{name}.bias" in shapes),
-        has_output="output.weight" in shapes,
-        has_bias_kv="bias_k" in shapes,
-        add_zero_attn=add_zero_attn,
-    )
-
-
-def check_fit(spec: LayerSpec, chosen: Candidate, present: Parts, shapes: Shapes) -> None:
-    """Raise LayerError if a tensor does not have the shape that the spec expects."""
-    keys = {name: chosen.prefix + key for key, names in present.items() for name in names}
-    for name, expected in spec.tensor_shapes().items():
-        if shapes[name] != expected:
-            transposed = ", transposed" if chosen.family.transposed else ""
-            found = f"{name} (from {quoted(keys[name])}{transposed}) has the shape {shape_text(shapes[name])}"
-            raise LayerError(f"{found}, expected {shape_text(expected)}")
-
-
-def _scale(chosen: Candidate, config: Config, head_width: int) -> float:
-    """Return 1/sqrt(head width), changed as the `scale_attn_…` options of GPT-2's config.json say."""
-    scale = 1.0 if config.get("scale_attn_weights") is False else 1.0 / math.sqrt(head_width)
-    if not config.get("scale_attn_by_inverse_layer_idx"):
-        return scale
-    if chosen.number is None:
-        raise LayerError("scale_attn_by_inverse_layer_idx needs the layer's number, which its keys lack; give --scale")
-    return scale / (chosen.number + 1)
-
-
-def _read(chosen: Candidate, present: Parts, source: Source) -> dict[str, torch.Tensor]:
+def _read(family: Family, spec: LayerSpec, present: Parts, source: Source) -> dict[str, torch.Tensor]:
     """Return the canonical tensors, in the narrowest dtype that holds each of them exactly."""
+    counts = {"query": spec.num_heads, "key": spec.num_kv_heads, "value": spec.num_kv_heads}
+    shapes = spec.tensor_shapes()
     tensors: dict[str, torch.Tensor] = {}
     for key, names in present.items():
-        whole = source.entries[chosen.prefix + key].read()
+        whole = source.entries[key].read()
+        is_weight = names[0].endswith(".weight")
         if names[0].startswith("bias_"):
             whole = whole.flatten()
-        if chosen.family.transposed and names[0].endswith(".weight"):
+        elif family.has_kernels and not names[0].endswith("_norm.weight"):
+            whole = whole.reshape(flat(tuple(whole.shape), names[0]))
+        if is_weight and whole.ndim == 2 and (family.transposed or family.has_kernels):  # noqa: PLR2004 (a matrix)
             whole = whole.T
+        if family.is_by_head and len(names) > 1:
+            whole = whole.unflatten(0, (spec.num_heads, len(names), -1)).transpose(0, 1).flatten(0, 2)
+        units = shares(names, counts)
+        sizes = [len(whole) // sum(units) * unit for unit in units]
         # copies, so that no tensor shares memory with a mapped file or with another tensor
-        parts = [part.clone(memory_format=torch.contiguous_format) for part in whole.chunk(len(names))]
-        tensors |= dict(zip(names, parts, strict=True))
+        parts = [part.clone(memory_format=torch.contiguous_format) for part in whole.split(sizes)]
+        tensors |= {name: part.reshape(shapes[name]) for name, part in zip(names, parts, strict=True)}
     dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors.values()))
     return {name: tensor.to(dtype) for name, tensor in tensors.items()}

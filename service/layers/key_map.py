@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping
 
 from service.attention.spec import PROJECTIONS
 from service.errors import LayerError
-from service.layers.families import QKV_BIAS, QKV_WEIGHT, Candidate, Family, has_stacked_columns
-from service.layers.source import COMPILED, Source
+from service.layers.family import QKV_BIAS, QKV_WEIGHT, Candidate, Family, has_stacked_columns
+from service.layers.source import Source, as_kept
 from service.layers.unsupported import ROTARY, reason_of_names
 from service.layers.wording import MAX_NAMED, listed, quoted
 
@@ -68,7 +68,7 @@ def mapped(key_map: Mapping[str, str], source: Source) -> Candidate:
 
 def existing_key(key: str, option: str, source: Source) -> str:
     """Return the key as the source has it; raise LayerError that shows the nearest if it has none."""
-    found = key if key in source.entries else key.replace(COMPILED, "")
+    found = key if key in source.entries else as_kept(key)
     if found in source.entries:
         return found
     is_map = option.startswith("--map")
@@ -84,9 +84,9 @@ def unknown_family_text(source: Source) -> str:
     likely = [key for key in keys if "att" in key.lower()] or keys
     sample = likely[:: max(1, len(likely) // MAX_NAMED)][:MAX_NAMED]  # spread, because sorted neighbours are similar
     reason = reason_of_names(keys) or (ROTARY if any(_is_grouped(key, source) for key in keys) else None)
-    hint = f"its names look like those of an unsupported model: {reason}" if reason else ROTARY
+    hint = f"; its names look like those of an unsupported model: {reason}" if reason else ""
     return (
-        f"no known family of attention layers in its {len(keys)} keys; name the four weights with {HOW}, and --heads H; "
+        f"no known family of attention layers in its {len(keys)} keys; name the four weights with {HOW}, and --heads H"
         f"{hint}; found keys like {listed(sample)}"
     )
 

@@ -70,7 +70,7 @@ def _version(path: Path) -> tuple[int, ...] | None:
 class Source:
     """A checkpoint; `label` is the name of its file or directory, `config` the config.json or the `model_args` that it has.
 
-    Keys are sorted, and without torch.compile's `_orig_mod.`.
+    Keys are sorted, and as `as_kept` returns them.
     """
 
     label: str
@@ -92,9 +92,14 @@ def open_source(path: str | os.PathLike[str]) -> Source:
                 config = _read_object(beside, files)
         except (OSError, ValueError) as error:  # a parent without permission, a NUL in the path
             raise LayerError("the file or directory does not exist or cannot be opened") from error
-    renamed = {key.replace(COMPILED, ""): entry for key, entry in entries.items()}
+    renamed = {as_kept(key): entry for key, entry in entries.items()}
     # The names are kept if two of them would become one.
     return Source(label, config, dict(sorted((renamed if len(renamed) == len(entries) else entries).items())), files)
+
+
+def as_kept(key: str) -> str:
+    """Return a key without what torch.compile adds, and with the dots that Keras' and Flax' paths have as slashes."""
+    return key.replace(COMPILED, "").replace("/", ".")
 
 
 def _file_entries(path: Path, files: Files) -> tuple[dict[str, Entry], dict[str, object] | None]:

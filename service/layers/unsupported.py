@@ -9,19 +9,28 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
 
 from service.errors import LayerError
+from service.layers.families import FAMILIES, plain
+from service.layers.family import Family
+from service.layers.options import sections
 from service.layers.wording import MAX_COPIED, MAX_NAME, bounded, listed, quoted
 
 RELATIVE = "it uses relative positions, which a served layer does not support"
-ROTARY = "rotary layers are not served yet"
+ROTARY = "its rotary positions are of no family that the importer knows"
 TRANSFORMED = "it changes queries or keys before the product, or scores after it, which a served layer does not support"
+LATENT = "it computes keys and values of a latent vector (MLA), which a served layer does not support"
+GATED = "it gates the output of its heads, which a served layer does not support"
+CHUNKED = "it attends inside of chunks, which a served layer does not support"
 APPROXIMATE = "it computes sparse or approximate attention, which a served layer does not support"
-ALIBI = "it uses ALiBi, biases by distance, which a served layer does not have"
+ALIBI = "it uses ALiBi; import its projections with --map and send `bias` with each request"
 BY_HEAD = "its fused projection is ordered by heads, which the importer does not read"
 UNSCALED = "its scores are not scaled by 1/sqrt(head width)"
+OTHER_NAMES = (
+    "its layers have parts beside projections, which are read only under the names that the model's own code gives"
+)
 IGNORE = "--ignore KEY, once for each, leaves out what does not change attention"
 # Values of an option that is off, beside false ones.
 OFF = re.compile("-.*|0|none|null|false|no|off|absolute|learned|sinusoidal", re.IGNORECASE)
@@ -40,14 +49,19 @@ class Unsupported:
 
 TABLE = (
     Unsupported(
+        why=LATENT, models="deepseek* kimi* longcat* minicpm3", options="kv_lora_rank", names=r"(q_a|kv_a|kv_b)_proj"
+    ),
+    Unsupported(why=GATED, models="qwen3next* qwen35*", options="^attn_output_gate$"),
+    Unsupported(why=CHUNKED, models="llama4*", options="attention_chunk_size"),
+    Unsupported(
         why=TRANSFORMED,
-        models="roformer esm",
+        models="roformer",
         options="clip_qkv|qk_?(norm|ln|layer_?norm)|att.*soft_?cap|softermax",
         names=r"(roformer|esm)\.",
     ),
     Unsupported(
         why=f"{UNSCALED}, and {RELATIVE}",
-        models="t5 mt5 umt5 byt5 longt5 switchtransformers pix2struct* pop2piano udop",
+        models="longt5 switchtransformers pix2struct* pop2piano udop",
         names=r"(Self|EncDec|LocalSelf|TransientGlobalSelf)Attention\.[qkvo]\.",
     ),
     Unsupported(
@@ -74,9 +88,10 @@ TABLE = (
     Unsupported(
         why=ROTARY,
         models=(
-            "baichuan* chatglm* codegen* cohere* deepseek* ernie45* eurobert exaone* falcon* gemma* glm* gptj gptneox* gptoss "
-            "granite* gte hunyuan* internlm* llama* minicpm* ministral* mistral* mixtral* mllama* modernbert* neobert nemotron* "
-            "new nomicbert* olmo* persimmon phi* pixtral qwen* smollm3 stablelm* starcoder2 t5gemma* yi"
+            "baichuan* chatglm* codegen* ernie45* eurobert exaone* falcon* gemma gemma3n* gemma4* glm* gptj gptneoxjapanese "
+            "granite* hunyuan* internlm* minicpm* ministral* mixtral* mllama* modernbertdecoder neobert nemotron* new olmo "
+            "olmoe olmo3* olmohybrid persimmon phi phimoe* phi4* pixtral qwen qwen2moe* qwen2vl* qwen25* qwen2audio* qwen3moe* "
+            "qwen3vl* qwen3omni* smollm3 stablelm* starcoder2 t5gemma* yi"
         ),
         options="(?<![du])rope(?!r)|rotary",  # but not in dropedge, europe or property
         names=(
@@ -92,7 +107,7 @@ TABLE = (
     ),
     Unsupported(
         why=RELATIVE,
-        models="bros donutswin funnel layoutlmv2 layoutlmv3 mpnet nezha speecht5 swin* transfoxl wavlm xlnet",
+        models="bros donutswin funnel layoutlmv2 layoutlmv3 nezha speecht5 swin* transfoxl wavlm xlnet",
         options="relative_?(att|pos|key|bias)|^relative$|rel_?(pos|att)|position_buckets",
         names=r"attention\.attn\.[qkvo]\.|(bros|nezha|mpnet|layoutlmv[23]|rel_attn)\.",
         traces=r"[^.]*(relative_?(att|pos|key|bias)|distance_embedding)|rel_?(pos|att|emb|bias)|emb_rel_",
@@ -100,32 +115,54 @@ TABLE = (
 )
 
 
-def check_config(config: Mapping[str, object]) -> None:
-    """Raise LayerError if the config names a model, or has an option, that a served layer does not support."""
-    for path, options in _sections(config):
+# Models whose layers compute more than projections: under other names the importer would leave that out.
+NEEDS_NAMES = {plain(model) for family in FAMILIES if not family.is_plain for model in family.models}
+
+
+def check_config(config: Mapping[str, object], family: Family | None = None) -> None:
+    """Raise LayerError if the config names a model, or has an option, that a served layer does not support.
+
+    With a `family`, its models and the options that it reads are left out.
+    """
+    known, own = (family.options, family.models) if family else (frozenset(), ())
+    for path, options in sections(config, known):
         model = str(options.get("model_type"))
-        plain = re.sub("[-_]", "", model.lower())
+        named = quoted(f"{path}model_type") if path else "model_type"
         for row in TABLE:
             is_dense = row.why == APPROXIMATE and options.get("attention_type") == "original_full"  # a Big Bird
-            if any(fnmatchcase(plain, pattern) for pattern in row.models.split()) and not is_dense:
-                named = quoted(f"{path}model_type") if path else "model_type"
+            if any(fnmatchcase(plain(model), pattern) for pattern in row.models.split()) and not is_dense:
                 raise LayerError(f"{named} {bounded(ascii(model)[1:-1], MAX_NAME)}: {row.why}")
-            if found := sorted(path + str(key) for key, value in options.items() if _has_option(row, str(key), value)):
+            unread = {key: value for key, value in options.items() if key not in known}
+            if found := sorted(path + str(key) for key, value in unread.items() if _has_option(row, str(key), value)):
                 raise LayerError(f"config.json has {listed(found)}: {row.why}")
-        if _is_on(options.get("position_embedding_type")):
+        if plain(model) in NEEDS_NAMES and plain(model) not in map(plain, own):
+            raise LayerError(f"{named} {bounded(ascii(model)[1:-1], MAX_NAME)}: {OTHER_NAMES}")
+        if _is_on(options.get("position_embedding_type")) and "position_embedding_type" not in known:
             raise LayerError(f"{quoted(f'{path}position_embedding_type')} in config.json is not absolute: {RELATIVE}")
+    if family and (on := [name for name in family.off if _is_on(config.get(name))]):
+        raise LayerError(
+            f"config.json has {listed(on)}, with which {family.name} computes what a served layer does not"
+        )
 
 
-def check_names(module: str, used: Collection[str], keys: Collection[str], *, ignored: Collection[str]) -> None:
+def check_names(
+    family: Family, module: str, used: Collection[str], keys: Collection[str], *, ignored: Collection[str]
+) -> None:
     """Raise LayerError if a name that the layer uses, or one below its module or a parent, is of an unsupported model.
 
-    Keys in `ignored` do not count, except rotary ones.
+    Keys in `ignored` do not count, except rotary ones; of a family with positions of its own, only other traces count.
     """
     for row in TABLE:
-        if found := sorted(key for key in used if _mark(row.names, key)):
+        if row.why == ROTARY and family.rotary:
+            continue
+        if family.is_plain and (found := sorted(key for key in used if _mark(row.names, key))):
             raise LayerError(f"{quoted(found[0])} is a name of an unsupported model: {row.why}")
         dropped, remedy = ((), "") if row.why == ROTARY else (ignored, f"; {IGNORE}")
-        parents = {key: key[: mark.start()] for key in keys if (mark := _mark(row.traces, key)) and key not in dropped}
+        parents = {
+            key: key[: mark.start()]
+            for key in keys
+            if (mark := _mark(row.traces, key)) and key not in dropped and key not in used
+        }
         near = [key for key, parent in parents.items() if module.startswith(parent) or parent.startswith(module)]
         if near:
             raise LayerError(f"{listed(near, MAX_COPIED)}: {row.why}{remedy}")
@@ -134,19 +171,6 @@ def check_names(module: str, used: Collection[str], keys: Collection[str], *, ig
 def reason_of_names(keys: Collection[str]) -> str | None:
     """Return why a model with these names is not supported, or None if they show no reason."""
     return next((row.why for row in TABLE for key in keys if _mark(row.names, key) or _mark(row.traces, key)), None)
-
-
-def _sections(config: Mapping[str, object]) -> Iterator[tuple[str, Mapping[str, object]]]:
-    """Yield the config and each mapping inside it, with the beginning of the names of its options."""
-    waiting: list[tuple[str, object]] = [("", config)]
-    while waiting:
-        path, value = waiting.pop()
-        if isinstance(value, Mapping):
-            yield path, value
-            # label2id has names of classes, which may be any words.
-            waiting += [(f"{path}{key}.", inner) for key, inner in value.items() if key != "label2id"]
-        elif isinstance(value, list | tuple):
-            waiting += [(path, inner) for inner in value]
 
 
 def _has_option(row: Unsupported, key: str, value: object) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator
 
+from service.attention.spec import LayerSpec
 from service.errors import LayerError
 
 MAX_MESSAGE = 500
@@ -36,6 +37,26 @@ def listed(names: Iterable[str], limit: int = MAX_NAME) -> str:
 
 def shape_text(shape: Iterable[int]) -> str:
     return bounded(f"[{', '.join(map(str, shape))}]", MAX_NAME)
+
+
+def parts_text(spec: LayerSpec) -> str:
+    """Return the layer's parts in words, or "" if it has only projections."""
+    found = [f"{spec.num_kv_heads} key/value heads"] if spec.num_kv_heads != spec.num_heads else []
+    if spec.rotary is not None:
+        found.append(f"rotary positions ({spec.rotary.layout}, {spec.rotary.width} of {spec.head_width} features)")
+    if spec.norm is not None:
+        found.append(f"{spec.norm.kind} norm of query and key over the {spec.norm.over}")
+    if spec.relative_bias is not None:
+        found.append(f"relative bias of {spec.relative_bias.buckets} buckets")
+    if spec.window is not None:
+        left, right = ("open" if side is None else side for side in (spec.window.left, spec.window.right))
+        found.append(
+            "causal mask" if (left, right) == ("open", 0) else f"window of {left} keys before and {right} after"
+        )
+    if spec.softcap is not None:
+        found.append(f"softcap {spec.softcap:g}")
+    found += ["sinks"] * spec.has_sinks
+    return ", ".join(found)
 
 
 @contextlib.contextmanager

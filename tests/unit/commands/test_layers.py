@@ -56,7 +56,7 @@ def file(tmp_path: Path, tensors: dict[str, torch.Tensor], name: str = "x.safete
 @pytest.mark.parametrize(("width", "heads"), SIZES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_an_import_prints_family_heads_dtype_and_parity(run_command, tmp_path, width, heads, dtype):
-    """A model that masks the future says which mask to send; another does not."""
+    """And the parts that the layer has beside projections, if any."""
     path = file(tmp_path, {key: value.to(dtype) for key, value in gpt2(width).items()})
     code, out, err = run_command("import", path, "--name", "mine", "--heads", heads)
     assert (code, err) == (0, "")
@@ -66,7 +66,7 @@ def test_an_import_prints_family_heads_dtype_and_parity(run_command, tmp_path, w
     assert first.startswith(start)
     assert second.startswith("mine: parity with float64: max abs error output ")
     assert float(second.split("output ")[1].split(" ")[0]) < 1e-5
-    assert third == 'mine: its model masks the future; send "masks": [{"kind": "causal"}] with each request'
+    assert third == "mine: with causal mask"
     assert last == [
         f"mine: wrote {tmp_path}/layers/mine.safetensors",
         f"mine: a running service serves it after a restart, or with an admin key: {curl('PUT')}",

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from service.attention.spec import PROJECTIONS
-from service.layers.families import FAMILIES, FAMILY_NAMES, Candidate, find_candidates
+from service.layers.families import FAMILIES, FAMILY_NAMES, find_candidates
+from service.layers.family import Candidate
+from tests.unit.layers.families_page import PAGE, page
 
 BERT = next(family for family in FAMILIES if family.name == "bert")
 STACKED = (8, 24)  # the shape that GPT-2's fused projection must have
@@ -15,7 +17,12 @@ STACKED = (8, 24)  # the shape that GPT-2's fused projection must have
 def test_every_entry_of_the_table_gives_a_layer(family):
     """Canonical names once each, weights of query, key and value at least; optional keys, anchors and needs are parts."""
     canonical = [name for names in family.parts.values() for name in names]
-    legal = {f"{name}.{kind}" for name in PROJECTIONS for kind in ("weight", "bias")} | {"bias_k", "bias_v"}
+    modules = (*PROJECTIONS, "query_norm", "key_norm")
+    legal = {f"{name}.{kind}" for name in modules for kind in ("weight", "bias")} | {"bias_k", "bias_v", "sinks"}
+    assert {f"{name}_norm.weight" in canonical for name in ("query", "key")} == {family.norm is not None}
+    assert set(family.flags.values()) <= family.parts.keys()
+    assert family.is_open or family.models
+    assert all(key.endswith(".") for key in family.ignored)
     assert len(set(canonical)) == len(canonical)
     assert {"query.weight", "key.weight", "value.weight"} <= set(canonical) <= legal
     assert ("output.weight" in canonical) != family.is_single_head
@@ -27,8 +34,10 @@ def test_every_entry_of_the_table_gives_a_layer(family):
 
 def test_the_table_has_the_families_of_the_articles_and_of_the_field():
     assert FAMILY_NAMES == (
-        "torch-mha", "bert", "distilbert", "albert", "vit", "annotated", "wq-wk-wv-fc", "d2l", "numpy", "single-head",
-        "gpt2", "nanogpt",
+        "clip", "torch-mha", "esm", "bert", "distilbert", "albert", "mpnet", "vit", "timm", "bart", "whisper", "t5", "umt5",
+        "modernbert", "nomic-bert", "gte", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "olmo2", "phi3", "cohere",
+        "cohere2", "gpt-oss", "gpt-neox", "gpt2", "nanogpt", "keras", "flax", "annotated", "wq-wk-wv-fc", "d2l", "numpy",
+        "single-head",
     )  # fmt: skip
 
 
@@ -53,6 +62,8 @@ def test_the_table_has_the_families_of_the_articles_and_of_the_field():
         ("attn.W_q.weight", "d2l", "attn."),
         ("W_v", "single-head", ""),
         ("transformer.h.0.attn.c_attn.weight", "gpt2", "transformer.h.0.attn."),
+        ("transformer.h.0.crossattention.c_attn.weight", "gpt2", "transformer.h.0.crossattention."),
+        ("encoder.layer.0.crossattention.self.query.weight", "bert", "encoder.layer.0."),
     ],
 )
 def test_a_key_identifies_the_family_and_the_prefix(key, family, prefix):
@@ -64,12 +75,10 @@ def test_a_key_identifies_the_family_and_the_prefix(key, family, prefix):
 @pytest.mark.parametrize(
     "key",
     [
-        "transformer.h.0.crossattention.c_attn.weight",
         "model.layers.0.self_attn.q_proj.weight",
         "encoder.block.0.layer.0.SelfAttention.q.weight",
         "blocks.0.attn.qkv.weight",
         "blk.0.attn_q.weight",
-        "encoder.layer.0.crossattention.self.query.weight",
         "encoder.layer.0.attention.query.weight",
         "my_in_proj_weight",
         "xW_q",
@@ -79,7 +88,7 @@ def test_a_key_identifies_the_family_and_the_prefix(key, family, prefix):
     ],
 )
 def test_names_that_only_resemble_a_family_are_unknown(key):
-    """GPT-2's cross-attention, Llama, T5, timm, GGUF and accidents."""
+    """Llama and T5 without their models, timm without its output, GGUF and accidents."""
     assert find_candidates({key: STACKED}) == []
 
 
@@ -122,3 +131,9 @@ def test_candidates_come_in_the_order_of_their_numbers():
 )
 def test_the_number_of_a_layer_is_the_last_separate_number_of_its_prefix(prefix, number):
     assert Candidate(BERT, prefix).number == number
+
+
+def test_the_page_has_the_table_of_the_rows():
+    """`python -m tests.unit.layers.families_page` writes it."""
+    text = PAGE.read_text(encoding="utf-8")
+    assert page(text) == text

@@ -112,7 +112,7 @@ def test_the_shared_layer_of_albert_is_every_layer(config, depth):
 
 def test_an_unknown_checkpoint_shows_some_of_its_keys():
     """A few, spread over all of them, each cut, and how many there are."""
-    keys = [f"model.layers.{i}.self_attn.{name}_proj.weight" for i in range(40) for name in "qkvo"]
+    keys = [f"model.layers.{i}.self_attn.{name}_own.weight" for i in range(40) for name in "qkvo"]
     message = refused(made=source(*keys, name=""))
     assert "no known family of attention layers in its 160 keys; name the four weights with --map query=KEY" in message
     assert "; found keys like 'model.layers.0.self_attn.k" in message
@@ -122,7 +122,7 @@ def test_an_unknown_checkpoint_shows_some_of_its_keys():
 
 
 def test_only_a_named_family_is_searched():
-    assert "the family 'gpt' is unknown; known families are torch-mha, bert" in refused(family="gpt")
+    assert "the family 'gpt' is unknown; known families are clip, torch-mha, esm, bert" in refused(family="gpt")
     assert refused(family="bert") == "no layer of the family bert in its 6 keys; it has layers of 'torch-mha'"
     assert chosen(["a."], family="torch-mha") == "a."
-    assert len(refused(family="x" * 10_000)) < 300
+    assert len(refused(family="x" * 10_000)) <= 500

@@ -11,6 +11,7 @@ import torch
 from service.attention.call import Call
 from service.attention.layer import Layer
 from service.attention.masks import CombinedMask, Sizes, causal
+from service.attention.spec import Window
 from service.layers.importer import import_layer
 from service.layers.store import StoredLayer
 from tests.unit.layers.checkpoints import random, save_directory, save_safetensors
@@ -66,6 +67,7 @@ def named(module: torch.nn.Module, prefix: str) -> dict[str, torch.Tensor]:
 def served(layer: StoredLayer, x: torch.Tensor) -> torch.Tensor:
     """Return what the service computes with a causal mask."""
     sizes = Sizes(1, layer.spec.num_heads, len(x), len(x))
+    assert layer.spec.window == Window(None, 0)
     call = Call(x[None], mask=CombinedMask(sizes, (causal(sizes, 0),)))
     with torch.inference_mode():
         made = Layer(layer.spec, layer.tensors, dtype=torch.float32, device=torch.device("cpu"))
@@ -143,14 +145,14 @@ def test_the_scale_of_gpt2s_config_is_kept(tmp_path, width, heads):
     ],
 )
 def test_a_fused_weight_of_another_shape_is_refused(tmp_path, width, heads, rows, why):
-    """GPT-BigCode's heads share one key and value; cross-attention fuses key and value only, and is no candidate."""
+    """GPT-BigCode's heads share one key and value; cross-attention fuses key and value only, and is another candidate."""
     tensors = named(CausalAttention(width, heads, has_conv=False), "h.0.attn.")
     tensors |= {"h.0.crossattention.c_attn.weight": random(width, 2 * width)}
     path = save_safetensors(tmp_path / "x.safetensors", tensors)
-    assert import_layer(path, name="x", heads=heads).family == "nanogpt"
+    assert import_layer(path, name="x", prefix="h.0.attn", heads=heads).family == "nanogpt"
     fused = {"h.0.attn.c_attn.weight": random(rows, width), "h.0.attn.c_attn.bias": random(rows)}
     save_safetensors(path, tensors | fused)
-    assert why in refused_import(path, heads=heads if rows != width else 1)
+    assert why in refused_import(path, prefix="h.0.attn", heads=heads if rows != width else 1)
 
 
 @pytest.mark.parametrize("has_conv", [True, False])
@@ -158,9 +160,12 @@ def test_a_fused_weight_of_another_shape_is_refused(tmp_path, width, heads, rows
     ("config", "why"),
     [
         ({"model_type": "gpt_bigcode"}, "model_type gpt_bigcode: its fused projection is ordered by heads"),
-        ({"model_type": "qwen"}, "model_type qwen: rotary layers are not served yet"),
-        ({"rotary_emb_base": 10000, "rope_scaling": None}, "config.json has 'rotary_emb_base': rotary layers are not"),
-        ({"rope_theta": 1e6}, "config.json has 'rope_theta': rotary layers are not served yet"),
+        ({"model_type": "qwen"}, "model_type qwen: its rotary positions are of no family"),
+        (
+            {"rotary_emb_base": 10000, "rope_scaling": None},
+            "config.json has 'rotary_emb_base': its rotary positions are",
+        ),
+        ({"rope_theta": 1e6}, "config.json has 'rope_theta': its rotary positions are of no"),
     ],
 )
 def test_models_that_only_share_the_names_are_refused(tmp_path, config, why, has_conv):
@@ -174,7 +179,7 @@ def test_models_that_only_share_the_names_are_refused(tmp_path, config, why, has
 def test_rotary_keys_and_unknown_keys_of_the_module_are_refused(tmp_path):
     tensors = named(CausalAttention(12, 3, has_conv=False), "h.0.attn.")
     path = save_safetensors(tmp_path / "x.safetensors", tensors | {"h.0.attn.rotary_emb.inv_freq": random(2)})
-    assert "'h.0.attn.rotary_emb.inv_freq': rotary layers are not served yet" in refused_import(path, heads=3)
+    assert "'h.0.attn.rotary_emb.inv_freq': its rotary positions are of no family" in refused_import(path, heads=3)
     save_safetensors(path, tensors | {"h.0.attn.q_norm.weight": random(4)})
     assert refused_import(path, heads=3).endswith(": 'h.0.attn.q_norm.weight'")
     save_safetensors(path, tensors | {"h.0.attn.bias_k": random(12)})

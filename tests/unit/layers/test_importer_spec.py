@@ -9,7 +9,8 @@ import torch
 
 from service.attention.spec import LayerSpec
 from service.errors import LayerError
-from service.layers.importer import canonical_shapes, check_fit, choose, derive_spec, present_parts
+from service.layers.derivation import derive
+from service.layers.importer import choose, present_parts
 from service.layers.source import Entry, Source
 from tests.unit.layers.checkpoints import bert, linears, mha, random
 
@@ -23,12 +24,7 @@ def imported_spec(tensors: dict[str, torch.Tensor], config: dict[str, object] | 
     source = Source("x", config, {key: Entry(tuple(value.shape), unread) for key, value in tensors.items()})
     chosen = choose(source, family=None, prefix=None, layer=None)
     present = present_parts(chosen, source)
-    shapes = canonical_shapes(chosen, present, source)
-    spec = derive_spec(
-        chosen, shapes, config or {}, **{"heads": None, "scale": None, "add_zero_attn": False, **options}
-    )
-    check_fit(spec, chosen, present, shapes)
-    return spec
+    return derive(chosen, present, source, **{"heads": None, "scale": None, "add_zero_attn": False, **options})
 
 
 def refused(tensors: dict[str, torch.Tensor], config: dict[str, object] | None = None, **options) -> str:
@@ -91,7 +87,7 @@ def test_relative_positions_and_rotary_embeddings_are_refused_with_a_reason():
     relative = {**BERT, f"{BELOW}self.distance_embedding.weight": random(3, 4)}
     assert "it uses relative positions, which a served layer does not support; --ignore" in refused(relative, heads=2)
     rotary = {**BERT, f"{BELOW}self.rotary_embeddings.inv_freq": random(3)}
-    assert refused(rotary, heads=2).endswith(": rotary layers are not served yet")
+    assert refused(rotary, heads=2).endswith(": its rotary positions are of no family that the importer knows")
 
 
 def test_heads_come_from_the_config_or_the_caller_and_must_agree():

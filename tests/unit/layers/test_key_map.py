@@ -9,6 +9,7 @@ from torch.nn import functional
 from service.errors import LayerError
 from service.layers.importer import import_layer
 from service.layers.key_map import HOW, parse_key_map
+from service.layers.unsupported import ROTARY
 from tests.unit.layers.checkpoints import linear, linears, random, save_directory, save_safetensors
 from tests.unit.layers.refusals import refused_import
 
@@ -234,9 +235,10 @@ ROTARY_NAMES = {
 
 
 @pytest.mark.parametrize("tensors", ROTARY_NAMES.values(), ids=ROTARY_NAMES)
-def test_a_rotary_model_is_refused_as_not_served_yet(tmp_path, tensors):
+def test_a_rotary_model_of_no_config_is_refused(tmp_path, tensors):
     message = refused_import(save_safetensors(tmp_path / "x.safetensors", tensors), heads=3)
-    assert "names look like those of an unsupported model: rotary layers are not served yet; found keys like" in message
+    known = "its names are those of several families" in message
+    assert known != (f"names look like those of an unsupported model: {ROTARY}" in message)
 
 
 @pytest.mark.parametrize(("width", "heads"), SIZES)
@@ -246,12 +248,10 @@ def test_the_error_for_an_unknown_source_shows_its_keys_and_how_to_name_them(tmp
     assert message.startswith(
         "source 'x.safetensors': no known family of attention layers in its 10 keys; name the four weights with "
         "--map query=KEY key=KEY value=KEY output=KEY, or --fused qkv --map qkv=KEY output=KEY, and --heads H; "
-        "rotary layers are not served yet; found keys like 'enc.0.mix"
+        "found keys like 'enc.0.mix"
     )
     long = {f"{'x' * 300}.{key}": value for key, value in separate(width).items()}
-    assert "rotary layers are not served yet; found" in refused_import(
-        save_safetensors(tmp_path / "x.safetensors", long)
-    )
+    assert "and --heads H; found" in refused_import(save_safetensors(tmp_path / "x.safetensors", long))
 
 
 def test_the_keys_that_are_shown_are_those_of_attention(tmp_path):
@@ -268,7 +268,7 @@ def test_a_rotary_layer_is_refused_under_a_map_too(tmp_path):
         for role, letter in zip(("query", "key", "value", "output"), "qkvo", strict=True)
     }
     path = save_safetensors(tmp_path / "x.safetensors", tensors)
-    why = "'model.layers.0.self_attn.o_proj.weight' is a name of an unsupported model: rotary layers are not served yet"
+    why = f"'model.layers.0.self_attn.o_proj.weight' is a name of an unsupported model: {ROTARY}"
     assert refused_import(path, heads=3, key_map=named).endswith(why)
     plain = save_directory(tmp_path / "plain", tensors, {"model_type": "own", "num_attention_heads": 3})
     assert refused_import(plain, key_map=named).endswith(why)

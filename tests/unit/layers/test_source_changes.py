@@ -55,7 +55,7 @@ def import_while(path: Path, change: Callable[[], object], patch: pytest.MonkeyP
     """Import, and make the change between the reading of the third tensor and of the next."""
     read, count = importer._read, iter(range(100))
 
-    def slow(chosen, present, source):
+    def slow(family, spec, present, source):
         def wrapped(entry: Entry) -> Callable[[], torch.Tensor]:
             def act() -> torch.Tensor:
                 if next(count) == 3:
@@ -66,7 +66,7 @@ def import_while(path: Path, change: Callable[[], object], patch: pytest.MonkeyP
 
         for key, entry in source.entries.items():
             source.entries[key] = Entry(entry.shape, wrapped(entry))
-        return read(chosen, present, source)
+        return read(family, spec, present, source)
 
     patch.setattr(importer, "_read", slow)
     import_layer(path, name="x", heads=2)

@@ -10,7 +10,19 @@ import torch
 
 from service.errors import LayerError
 from service.layers.importer import import_layer
-from service.layers.unsupported import ALIBI, BY_HEAD, RELATIVE, ROTARY, TRANSFORMED, UNSCALED, check_config
+from service.layers.unsupported import (
+    ALIBI,
+    BY_HEAD,
+    CHUNKED,
+    GATED,
+    LATENT,
+    OTHER_NAMES,
+    RELATIVE,
+    ROTARY,
+    TRANSFORMED,
+    UNSCALED,
+    check_config,
+)
 from tests.unit.layers.checkpoints import bert, random, save_directory, save_safetensors
 from tests.unit.layers.refusals import refused_import
 
@@ -46,8 +58,7 @@ OPTIONS: dict[str, tuple[str, list[dict[str, object]]]] = {
             {"rotary": float("nan")},
             {"position_embedding_type": "rope"},
             {"positional_encoding": "rotary"}, {"pe": "RoPE"}, {"attention_type": "rotary"}, {"embedding": "rope"},
-            {"model_type": "gpt-neox"}, {"model_type": "modernbert"}, {"model_type": "qwen2_5_vl"}, {"model_type": "phi3"},
-            {"model_type": "chatglm"}, {"model_type": "gte"},
+            {"model_type": "qwen2_5_vl"}, {"model_type": "chatglm"}, {"model_type": "new"},
         ],
     ),
     "relative": (
@@ -59,7 +70,7 @@ OPTIONS: dict[str, tuple[str, list[dict[str, object]]]] = {
             {"encoder": {"use_relative_position_bias": True}},
             {"position_embedding_type": "relative_key_query"},
             {"position_embedding_type": ["odd"]},
-            {"model_type": "t5"}, {"model_type": "mt5"}, {"model_type": "mpnet"}, {"model_type": "deberta-v2"},
+            {"model_type": "deberta-v2"}, {"model_type": "xlnet"},
         ],
     ),
     "alibi": (
@@ -74,6 +85,13 @@ OPTIONS: dict[str, tuple[str, list[dict[str, object]]]] = {
          {"attn_logit_softcapping": 50.0}, {"use_softermax": True}],
     ),
     "unscaled": (UNSCALED, [{"model_type": "gpt_neo"}]),
+    "under other names": (
+        OTHER_NAMES,
+        [{"model_type": name} for name in ("t5", "mt5", "mpnet", "gpt-neox", "modernbert", "phi3", "gte", "llama")],
+    ),
+    "latent": (LATENT, [{"model_type": "deepseek_v3"}, {"kv_lora_rank": 512}]),
+    "gated": (GATED, [{"model_type": "qwen3_next"}, {"text_config": {"model_type": "qwen3_5_text"}}]),
+    "chunked": (CHUNKED, [{"model_type": "llama4_text"}, {"attention_chunk_size": 8192}]),
 }  # fmt: skip
 
 
@@ -95,8 +113,8 @@ def test_a_config_that_names_another_arithmetic_is_refused_with_the_reason(tmp_p
 
 def test_the_message_names_the_key_with_its_place():
     assert why_not({"text_config": {"rope_theta": 1e4}}) == f"config.json has 'text_config.rope_theta': {ROTARY}"
-    assert why_not({"a": {"b": {"model_type": "llama"}}}) == f"'a.b.model_type' llama: {ROTARY}"
-    assert why_not({"model_type": "t5"}).startswith("model_type t5: its scores are not scaled")
+    assert why_not({"a": {"b": {"model_type": "llama"}}}) == f"'a.b.model_type' llama: {OTHER_NAMES}"
+    assert why_not({"model_type": "longt5"}).startswith("model_type longt5: its scores are not scaled")
     odd = why_not({"\x1b[31m": {"rope\n": 1, "model_type": "llama\n"}})
     assert odd.isprintable()
 
@@ -236,7 +254,9 @@ def test_a_table_of_positions_in_the_module_or_above_it_is_refused(tmp_path, tra
     assert import_layer(path, name="x", heads=2, key_map=key_map)
 
 
-@pytest.mark.parametrize("name", ["encoder.block.0.layer.0.SelfAttention.q.weight", "encoder.rel_embeddings.weight"])
+@pytest.mark.parametrize(
+    "name", ["encoder.block.0.layer.0.LocalSelfAttention.q.weight", "encoder.rel_embeddings.weight"]
+)
 def test_a_source_of_no_known_family_says_what_its_names_look_like(tmp_path: Path, name):
     message = refused_import(save_safetensors(tmp_path / "x.safetensors", {name: random(8, 8)}))
     assert "its names look like those of an unsupported model: it" in message

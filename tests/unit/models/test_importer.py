@@ -62,10 +62,10 @@ def test_tables_of_positions_that_are_no_parameters_are_left_out(tmp_path):
 
 REFUSED = {
     "albert": ({"model_type": "albert"}, "its model_type is 'albert'; models that are served are encoders: bert, "),
-    "mpnet": ({"model_type": "mpnet"}, "relative positions"),
+    "mpnet": ({"model_type": "mpnet"}, "parts beside projections"),
     "deberta": ({"model_type": "deberta-v2"}, "relative positions"),
     "gpt2": ({"model_type": "gpt2"}, "its model_type is 'gpt2'"),
-    "modernbert": ({"model_type": "modernbert"}, "rotary"),
+    "modernbert": ({"model_type": "modernbert"}, "parts beside projections"),
     "no type": ({"model_type": None}, "its config.json has no model_type"),
     "a type that is no name": ({"model_type": ["bert"]}, "its config.json has no model_type"),
     "relative": ({"position_embedding_type": "relative_key"}, "relative positions"),
