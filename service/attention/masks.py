@@ -263,7 +263,7 @@ def _in_run(run: Run, rows: slice, keys: int) -> torch.Tensor:
     low, high = (_of_rows(bound, rows) for bound in run)
     places = torch.arange(keys)
     allowed = places < high
-    return allowed.logical_and_(places >= low) if low.any() else allowed
+    return allowed & (places >= low) if low.any() else allowed
 
 
 def masked_rows(mask: CombinedMask) -> Iterator[torch.Tensor]:
