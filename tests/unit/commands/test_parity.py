@@ -6,11 +6,13 @@ import importlib.machinery
 import sys
 import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from service.attention import reference
 from service.attention.spec import MAX_POSITION, LayerSpec, Rotary, Window
 from service.commands import parity
 from service.layers.store import StoredLayer
@@ -21,7 +23,8 @@ WIDTH, HEADS, WORDS = 16, 4, 11
 
 def stored(change: float = 0.0, **options: object) -> StoredLayer:
     fields: dict = dict(num_heads=HEADS, num_kv_heads=HEADS, head_width=4, value_head_width=4, scale=0.5) | options
-    spec = LayerSpec(**dict.fromkeys(("query_width", "key_width", "value_width", "out_width"), WIDTH), **fields)
+    fields |= dict.fromkeys(("query_width", "key_width", "value_width", "out_width"), WIDTH)
+    spec = LayerSpec(**fields)
     shapes = enumerate(spec.tensor_shapes().items())
     tensors = {name: random(*shape, seed=seed) / WIDTH**0.5 for seed, (name, shape) in shapes}
     tensors["value.weight"][3, 3] += change
@@ -69,14 +72,14 @@ class Model(nn.Module):
         nn.init.normal_(self.first.last.weight)
         nn.init.normal_(self.first.together.weight)
 
-    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, input_ids: torch.Tensor) -> Any:
         assert input_ids.shape == (1, 24)
         assert input_ids.min() > 0
         return self.second(self.first(self.embedding(input_ids))[0])[0]
 
 
 @pytest.fixture
-def directory(tmp_path) -> Path:
+def directory(tmp_path):
     (tmp_path / "config.json").touch()
     return tmp_path
 
@@ -88,7 +91,7 @@ def transformers(monkeypatch):
     library.__spec__ = importlib.machinery.ModuleSpec("transformers", None)
     asked: dict = {}
 
-    def load(source: Path, **options: object) -> nn.Module:
+    def load(source: Path, **options: object) -> Any:
         asked.update(options, source=source)
         if isinstance(asked["gives"], Exception):
             raise asked["gives"]
@@ -109,8 +112,8 @@ def transformers(monkeypatch):
 @pytest.mark.parametrize(("change", "expected"), [(0.0, True), (1e-3, False)])
 def test_a_layer_is_compared_with_the_module_that_has_its_tensors(transformers, directory, change, expected):
     transformers["gives"] = Model(stored())
-    is_close, errors, reference = parity.with_source(stored(change), stored(), directory)
-    assert (is_close, reference) == (expected, "transformers 5.x")
+    is_close, errors, used = parity.with_source(stored(change), stored(), directory)
+    assert (is_close, used) == (expected, "transformers 5.x")
     assert (float(errors.split("output ")[1].split(" ")[0]) < 1e-5) is expected
     assert float(errors.split("weights ")[1]) < 1e-5
 
@@ -134,8 +137,8 @@ def test_transformers_neither_asks_the_network_nor_runs_code_of_the_checkpoint(t
 )
 def test_what_transformers_cannot_do_is_compared_with_float64_and_says_why(transformers, directory, gives, why):
     transformers["gives"] = gives
-    is_close, _, reference = parity.with_source(stored(), stored(), directory)
-    assert (is_close, reference) == (True, f"float64 (not with transformers: {why})")
+    is_close, _, used = parity.with_source(stored(), stored(), directory)
+    assert (is_close, used) == (True, f"float64 (not with transformers: {why})")
 
 
 def test_a_check_says_why_it_needs_no_transformers(directory, tmp_path, monkeypatch):
@@ -156,8 +159,13 @@ PARTS = [
 def test_float64_covers_the_parts_of_a_layer(parts, monkeypatch):
     """Rows lie at the edge of the window and just behind it, and at the largest positions."""
     seen: list = []
-    attend = parity.reference.attend
-    monkeypatch.setattr(parity.reference, "attend", lambda *a, **k: seen.append(k["positions"]) or attend(*a, **k))
+    attend = reference.attend
+
+    def watched(*given: Any, positions: Any, key_positions: Any) -> Any:
+        seen.append(positions)
+        return attend(*given, positions=positions, key_positions=key_positions)
+
+    monkeypatch.setattr(reference, "attend", watched)
     assert parity.with_float64(stored(**parts), stored(**parts))[0]
     assert not parity.with_float64(stored(0.05, **parts), stored(**parts))[0]
     distances = set((seen[0][:, None] - seen[0]).flatten().tolist())
