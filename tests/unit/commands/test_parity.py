@@ -161,9 +161,9 @@ def test_float64_covers_the_parts_of_a_layer(parts, monkeypatch):
     seen: list = []
     attend = reference.attend
 
-    def watched(*given: Any, positions: Any, key_positions: Any) -> Any:
-        seen.append(positions)
-        return attend(*given, positions=positions, key_positions=key_positions)
+    def watched(*given: Any, **places: Any) -> Any:
+        seen.append(places["positions"])
+        return attend(*given, **places)
 
     monkeypatch.setattr(reference, "attend", watched)
     assert parity.with_float64(stored(**parts), stored(**parts))[0]
