@@ -110,6 +110,12 @@ class CausalAlignRequired(InvalidInput):
     """
 
 
+class PositionsRequired(InvalidInput):
+    """A layer uses positions, and rows and keys of different numbers have two usual readings. Send `positions` and
+    `key_positions`; `detail` has both.
+    """
+
+
 class LayoutRequired(InvalidInput):
     """A tensor of 3 axes has several readings in attention without a layer. Set `layout`."""
 

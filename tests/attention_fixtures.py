@@ -22,7 +22,7 @@ from service.attention.kernels import Heads
 from service.attention.layer import Layer
 from service.attention.masks import CombinedMask, Mask, Sizes
 from service.attention.self_check import Variant, checks, settle
-from service.attention.spec import LayerSpec
+from service.attention.spec import LayerSpec, Window
 from tests import oracle
 
 CPU = torch.device("cpu")
@@ -163,6 +163,14 @@ def _engine_mask(mask: oracle.Mask, sizes: Sizes) -> Mask:
             return masks.causal(sizes, offset)
         case oracle.Window(offset, left, right):
             return masks.window(sizes, offset, left, right)
+
+
+def windowed(window: Window, num_heads: int, call: Call) -> Call:
+    """The call with the layer's window in front of its masks, as a request puts it there."""
+    positions, key_positions = call.places
+    sizes = Sizes(len(call.query), num_heads, positions.shape[1], key_positions.shape[1])
+    own = () if call.mask is None else call.mask.masks
+    return call._replace(mask=CombinedMask(sizes, (masks.of_positions(window, positions, key_positions), *own)))
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from service.attention.call import Call, WeightsWanted
 from service.attention.masks import Sizes
-from service.attention.spec import LayerSpec
+from service.attention.spec import LayerSpec, Layout, Norm, NormKind, NormOver, RelativeBias, Rotary, Window
 from tests import oracle
-from tests.attention_fixtures import engine_mask, make_spec, randn
+from tests.attention_fixtures import engine_mask, make_spec, randn, windowed
 
 seeds = st.integers(0, 2**31 - 1)
 # Short ones mostly, where rounding rules bite; some around the blocks of kernels.
@@ -58,6 +58,63 @@ def specs(draw: st.DrawFn, *, width=widths, has_extras: bool = True) -> LayerSpe
         has_bias_kv=has_extras and draw(st.sampled_from([False, False, True])),
         add_zero_attn=has_extras and draw(st.sampled_from([False, False, True])),
     )
+
+
+@st.composite
+def specs_with_parts(draw: st.DrawFn, *, width=widths) -> LayerSpec:
+    """Layers of every make with any of the parts of newer models."""
+    spec = draw(specs(width=width))
+    kinds: tuple[NormKind, ...] = ("rms", "layer")
+    wholes: tuple[NormOver, ...] = ("head", "head", "width")
+    layouts: tuple[Layout, ...] = ("half", "interleaved")
+    parts: dict[str, Any] = {
+        "norm": Norm(
+            draw(st.sampled_from(kinds)),
+            over := draw(st.sampled_from(wholes)),
+            draw(st.sampled_from([1e-6, 1e-5, 0.1])),
+            plus_one=draw(st.booleans()),
+            has_bias=draw(st.booleans()),
+            has_head_weights=over == "head" and draw(st.booleans()),
+        ),
+        "relative_bias": draw(
+            st.sampled_from([RelativeBias(32, 128, True), RelativeBias(32, 128, False), RelativeBias(4, 3, True)])
+        ),
+        "window": draw(st.sampled_from([Window(None, 0), Window(2, 0), Window(5, 5), Window(0, None)])),
+        "softcap": draw(st.sampled_from([1.0, 20.0])),
+        "has_sinks": True,
+    }
+    if spec.head_width > 1:
+        pairs = draw(st.integers(1, spec.head_width // 2))
+        frequencies = tuple(1e4 ** (-j / pairs) for j in range(pairs))
+        parts["rotary"] = Rotary(draw(st.sampled_from(layouts)), frequencies, draw(st.sampled_from([1.0, 1.2])))
+    chosen = draw(st.sets(st.sampled_from(sorted(parts)), min_size=1))
+    return dataclasses.replace(spec, **{name: parts[name] for name in sorted(chosen)})
+
+
+@st.composite
+def placed(draw: st.DrawFn, spec: LayerSpec, call: Call) -> Call:
+    """The call with positions, a past and a present now and then, and with the layer's window among its masks."""
+    rng, batch = np.random.default_rng(draw(seeds)), call.query.shape[0]
+    past = draw(st.sampled_from([0, 0, 1, 7])) if call.mask is None else 0
+    if past:
+        shape = batch, spec.num_kv_heads, past
+        keys, values = (
+            randn(*shape, width, seed=past, dtype=call.query.dtype)
+            for width in (spec.head_width, spec.value_head_width)
+        )
+        call = call._replace(past_key=keys, past_value=values)
+    if past or draw(st.booleans()):
+        count, most = draw(st.sampled_from([1, batch])), draw(st.sampled_from([40, 2**24]))
+        keys = torch.from_numpy(rng.integers(0, most, (count, past + call.source.shape[1])))
+        keys = keys.sort(1).values if draw(st.booleans()) else keys
+        rows = (
+            keys[:, past:]
+            if call.is_self_attention
+            else torch.from_numpy(rng.integers(0, most, (1, call.query.shape[1])))
+        )
+        call = call._replace(positions=rows, key_positions=keys)
+    call = call._replace(has_present=draw(st.booleans()))
+    return call if spec.window is None else windowed(spec.window, spec.num_heads, call)
 
 
 @st.composite

@@ -44,12 +44,19 @@ def attend_with_extras(
     output_DK: torch.Tensor | None = None,
     *,
     is_extreme: bool = False,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, Extras | None]:
     """Return the result of `attend` for one sequence, and what a call asks beside it, with a B axis of 1.
 
     Weights are computed in float32 (float64 for float64 heads). Rows sum to 1, or are zero where the mask allows no key.
-    `output_DK` is as in Values. `is_extreme` says that values may be beyond `safe_range`.
+    `output_DK` is as in Values. `is_extreme` says that values may be beyond `safe_range`. `softcap` and `sinks` are as in Scores.
     """
+    if softcap is not None or sinks is not None:
+        q, k, v = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in heads)
+        source = Scores(q, k, mask, scale, softcap, sinks)
+        found = None if asked is None else extras(source, asked, Values(heads.v, output_DK))
+        return source.attended(v, is_extreme=is_extreme), found
     small = is_small(heads, mask, len(heads.q))
     if asked is not None and small:
         w_NLS = small_weights(heads, scale)

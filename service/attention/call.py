@@ -72,6 +72,17 @@ class Call(NamedTuple):
         """The tensor that the keys are projected from."""
         return self.query if self.key is None else self.key
 
+    @property
+    def num_past(self) -> int:
+        return 0 if self.past_key is None else self.past_key.shape[2]
+
+    @property
+    def places(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The positions of the query rows [B|1, L] and of all keys [B|1, P + S]."""
+        if self.positions is not None and self.key_positions is not None:
+            return self.positions, self.key_positions
+        return torch.arange(self.query.shape[1])[None], torch.arange(self.num_past + self.source.shape[1])[None]
+
     def sequences(self) -> list[Call]:
         """Split the call into calls of one sequence each."""
         parts = []
@@ -135,6 +146,8 @@ class Extras(NamedTuple):
     scores: torch.Tensor | None = None
     lse: torch.Tensor | None = None
     entropy: torch.Tensor | None = None
+    present_key: torch.Tensor | None = None
+    present_value: torch.Tensor | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

@@ -41,8 +41,9 @@ def flops(
     mask: CombinedMask | None,
     *selections: WeightsWanted | None,
     num_passes: int = 0,
+    past: int = 0,
 ) -> int:
-    """Return the floating-point operations of one call; `sizes` exclude appended columns.
+    """Return the floating-point operations of one call; `sizes` exclude appended columns, and count `past` keys.
 
     Two per multiply-add in the projections and in both attention products, in which every head visits each pair of rows.
     `selections` are the weights and scores that it requests, `num_passes` counts lse and entropy, which visit all pairs again.
@@ -52,7 +53,7 @@ def flops(
     query_width, value_width = heads * spec.head_width, heads * spec.value_head_width
     per_query = query_width * spec.query_width + (spec.out_width * value_width if spec.has_output else 0)
     per_key = spec.num_kv_heads * (spec.head_width * spec.key_width + spec.value_head_width * spec.value_width)
-    products = queries * per_query + keys * per_key + queries * whole.keys * (query_width + value_width)
+    products = queries * per_query + (keys - past) * per_key + queries * whole.keys * (query_width + value_width)
     out_width = spec.out_width if spec.has_output else 0
     more = sum(_weights_flops(spec.head_width, whole, one, spec.value_head_width, out_width) for one in selections)
     more += num_passes * heads * queries * whole.keys * (2 * spec.head_width + SOFTMAX_FLOPS)

@@ -27,6 +27,8 @@ from service.attention.kernels import Heads
 from service.attention.masks import lowered_on
 from service.attention.progress import note_filler, stop_point
 from service.attention.projection import ROWS_IN_BLOCKS, SIZES, Packed, Plain, Projection
+from service.attention.query_key import QueryKey, largest_row
+from service.attention.relative_bias import DistanceBias
 from service.attention.spec import LayerSpec
 from service.attention.transfers import awaited
 from service.errors import LayerNotLoaded
@@ -69,8 +71,12 @@ class Layer:
         self._appended = _extra_columns(spec, moved)
         self._safe_input = _safe_input(spec, moved, dtype)
         self._like = torch.empty(0, dtype=dtype, device=device)
-        # Query, key and value have the same heads of the same width, and the layer appends no keys.
-        self._has_plain_heads = len(set(self._widths)) == 1 and not spec.extra_keys
+        self._query_key = QueryKey(spec, moved, self._like) if spec.norm or spec.rotary else None
+        self._bias = None if spec.relative_bias is None else DistanceBias(spec.relative_bias, moved["relative_bias"])
+        self._sinks = moved["sinks"].to(torch.promote_types(dtype, torch.float32)) if spec.has_sinks else None
+        # Query, key and value have the same heads of the same width, and the layer adds neither keys nor anything to scores.
+        is_plain = not (spec.extra_keys or spec.relative_bias or spec.softcap or spec.has_sinks)
+        self._has_plain_heads = len(set(self._widths)) == 1 and is_plain
         self._takes_any_lengths = self._has_plain_heads and kernels.takes_any_lengths(self._like, spec.head_width)
         self.is_fused = self._fused is not None
         """Whether self-attention computes query, key and value in one matrix product."""
@@ -154,7 +160,8 @@ class Layer:
         if not (self._has_one_input_width and call.is_self_attention):
             return CROSS, 0
         length = call.query.shape[1]
-        is_plain = call.mask is None and (self._takes_any_lengths or not call.asks_more)
+        is_plain = call.mask is None and call.past_key is None and not call.has_present
+        is_plain = is_plain and (self._takes_any_lengths or not call.asks_more)
         return (SHARED, length) if is_plain and may_share(length) and not self._is_extreme(call) else (SELF, 0)
 
     def _is_extreme(self, call: Call) -> bool:
@@ -162,12 +169,14 @@ class Layer:
 
         False of unmasked sequences that are computed by the definition, and on a GPU.
         """
-        scores = self.spec.num_heads * call.query.shape[1] * (call.source.shape[1] + self.spec.extra_keys)
-        is_on_gpu = self._like.device.type != "cpu"
-        if call.mask is None and (is_on_gpu or kernels.is_plain_small(self._like, scores)):
+        keys = call.num_past + call.source.shape[1] + self.spec.extra_keys
+        is_small = kernels.is_plain_small(self._like, self.spec.num_heads * call.query.shape[1] * keys)
+        if call.mask is None and self._bias is None and (self._like.device.type != "cpu" or is_small):
             return False
         inputs = (x for x in (call.query, call.key, call.value) if x is not None)
-        return not kernels.are_within(inputs, self._safe_input)
+        past = (x for x in (call.past_key, call.past_value) if x is not None)
+        safe_range = kernels.safe_range(self.dtype, self.spec.head_width, self.spec.scale)
+        return not (kernels.are_within(inputs, self._safe_input) and kernels.are_within(past, safe_range))
 
     def may_share(self, length: int) -> bool:
         """Return whether unmasked self-attention of several sequences of this length is one call of a kernel."""
@@ -215,7 +224,7 @@ class Layer:
         views: list[Heads] = []
         row = 0  # of the first sequence that shares no call
         if num_self:
-            columns = self._project_self([call.query for call in calls[:num_self]])
+            columns = self._project_self(calls[:num_self])
             row, extras = self._attend_shared(calls[:num_shared], columns, context_TD)
             if num_shared == len(calls):
                 return extras
@@ -257,12 +266,17 @@ class Layer:
             extras.append(to_host(joined(found)) if found else None)
         return rows, extras
 
-    def _project_self(self, parts: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    def _project_self(self, calls: Sequence[Call]) -> Sequence[torch.Tensor]:
         """Return q [R, N·H], k [R, G·H] and v [R, G·V] of the same rows: those of self-attention."""
+        parts = [call.query for call in calls]
         if self._fused is None:
-            return self._project(self._inputs, parts)
+            return self._normalised(self._project(self._inputs, parts), calls)
         (qkv_RW,) = self._project([self._fused], parts)
-        return qkv_RW.split_with_sizes(self._widths, dim=-1)
+        return self._normalised(qkv_RW.split_with_sizes(self._widths, dim=-1), calls)
+
+    def _normalised(self, columns: Sequence[torch.Tensor], calls: Sequence[Call]) -> Sequence[torch.Tensor]:
+        """Return q, k and v of the calls with query and key normalised and rotated, where the layer does so."""
+        return columns if self._query_key is None else [*self._query_key(columns[0], columns[1], calls), columns[2]]
 
     def _project_cross(self, calls: Sequence[Call]) -> list[Heads]:
         """Return each sequence's query, key and value, each projected by its own matrix."""
@@ -274,7 +288,7 @@ class Layer:
             [call.source if call.value is None else call.value for call in calls],
         )
         columns = [self._project([one], parts)[0] for one, parts in zip(self._inputs, inputs, strict=True)]
-        return self._split_heads(columns, [_lengths(parts) for parts in inputs])
+        return self._split_heads(self._normalised(columns, calls), [_lengths(parts) for parts in inputs])
 
     def _project(self, projections: Sequence[Projection], parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Pack the parts once and return one product per projection."""
@@ -291,19 +305,34 @@ class Layer:
         """Write the heads' output of each sequence of one call to its view o_NLV; return what it requests beside it."""
         found = []
         is_extreme, asked = self._is_extreme(call), call if call.asks_more else None
+        masks = call.mask if self._bias is None else self._bias.with_masks(call)
         for b, (views, output) in enumerate(sequences):
-            mask = lowered_on(call.mask, b, self._like, self.spec.extra_keys)
-            heads, scale = self._kernel_heads(views), self.spec.scale
-            context, extras = attend_with_extras(heads, mask, scale, asked, self._output_DK, is_extreme=is_extreme)
+            mask = lowered_on(masks, b, self._like, self.spec.extra_keys)
+            past = [] if call.past_key is None or call.past_value is None else [call.past_key[b], call.past_value[b]]
+            heads = self._kernel_heads(views, past)
+            context, extras = attend_with_extras(
+                heads,
+                mask,
+                self.spec.scale,
+                asked,
+                self._output_DK,
+                is_extreme=is_extreme,
+                softcap=self.spec.softcap,
+                sinks=self._sinks,
+            )
             # A weight of 0 times a negative value gives -0.0, to which adding 0 gives 0.
             output.copy_(context) if mask is None else torch.add(context, 0.0, out=output)
+            if call.has_present:
+                extras = _with_present(extras or Extras(), views, past, call.query.dtype)
             found += [] if extras is None else [extras]
             stop_point()
         return to_host(joined(found)) if found else None
 
-    def _kernel_heads(self, views: Heads) -> Heads:
-        """Return one sequence as kernels take it: copied, with the extra keys, and shared key and value heads repeated."""
+    def _kernel_heads(self, views: Heads, past: Sequence[torch.Tensor]) -> Heads:
+        """Return one sequence as kernels take it: copied, with past and extra keys, and shared key and value heads repeated."""
         q, k, v = kernels.copied(views)
+        if past:
+            k, v = (torch.cat([old.to(self._like), new], dim=1) for old, new in zip(past, (k, v), strict=True))
         if self.spec.extra_keys:
             k, v = (torch.cat(parts, dim=1) for parts in zip((k, v), self._appended, strict=True))
         if self.spec.num_kv_heads != self.spec.num_heads:
@@ -312,19 +341,30 @@ class Layer:
         return Heads(q, k, v)
 
 
+def _with_present(found: Extras, views: Heads, past: Sequence[torch.Tensor], dtype: torch.dtype) -> Extras:
+    """Return extras of one sequence with its keys and values behind their past, in `dtype`."""
+    pairs = (past[:1], views.k), (past[1:], views.v)
+    key, value = (torch.cat([*(old.to(x.device, dtype) for old in olds), x.to(dtype)], dim=1) for olds, x in pairs)
+    return found._replace(present_key=key.unsqueeze(0), present_value=value.unsqueeze(0))
+
+
 def _safe_input(spec: LayerSpec, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> float:
-    """Return a magnitude: projections of smaller inputs, and the columns that the layer appends, are in `kernels.safe_range`."""
+    """Return a magnitude: projections of smaller inputs, and the columns that the layer appends, are in `kernels.safe_range`.
+
+    Neither sinks nor a relative bias matter: both are finite, and behind any finite bias no score in that range overflows.
+    """
     gain, offset = 1.0, 0.0
-    for name, tensor in tensors.items():
-        if name.startswith("output"):
-            continue
-        if name.endswith(".weight"):
-            wide = torch.promote_types(dtype, torch.float32)
-            gain = max(gain, *(rows.abs().sum(1, dtype=wide).max().item() for rows in tensor.split(GAIN_ROWS)))
-        else:
-            offset = max(offset, kernels.largest(tensor))
+    wide = torch.promote_types(dtype, torch.float32)
+    for name in INPUTS:
+        parts = tensors[f"{name}.weight"].split(GAIN_ROWS)
+        gain = max(gain, *(rows.abs().sum(1, dtype=wide).max().item() for rows in parts))
+    for name in ("bias_k", "bias_v", *(f"{name}.bias" for name in INPUTS)):
+        offset = max(offset, kernels.largest(tensors[name]) if name in tensors else 0.0)
+    # A pair turned by 45 degrees may have all of its length in one feature.
+    turn = 1.0 if spec.rotary is None else max(1.0, math.sqrt(2) * spec.rotary.attention_factor)
     # Half, because 16 bits round a projection up by 1 %.
-    return (kernels.safe_range(dtype, spec.head_width, spec.scale) / 2 - offset) / gain
+    most = kernels.safe_range(dtype, spec.head_width, spec.scale) / 2 / turn
+    return (most - offset) / gain if largest_row(spec, tensors) < most else 0.0
 
 
 def _most_weights(tensors: Mapping[str, torch.Tensor]) -> int:
@@ -370,5 +410,5 @@ def _extra_columns(spec: LayerSpec, tensors: Mapping[str, torch.Tensor]) -> list
 
 def _joined(answers: Sequence[Answer]) -> Answer:
     """Join answers of single sequences into one; the inverse of `Call.sequences`."""
-    parts = [Extras(answer.weights, answer.scores, answer.lse, answer.entropy) for answer in answers]
+    parts = [Extras(*(getattr(answer, name) for name in Extras._fields)) for answer in answers]
     return Answer(torch.cat([answer.output for answer in answers]), *joined(parts))

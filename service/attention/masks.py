@@ -57,8 +57,27 @@ class Run(NamedTuple):
     high: torch.Tensor
 
 
+class ByDistance(NamedTuple):
+    """Float values [1, N, 1, P], of which the scores get the one of their key position minus their query position.
+
+    Value i > 0 holds from the distance `starts`[i - 1] on, int64 [1, 1, 1, P - 1], ascending. `positions` are int64
+    [B|1, 1, L, 1] and `key_positions` [B|1, 1, 1, S].
+    """
+
+    values: torch.Tensor
+    starts: torch.Tensor
+    positions: torch.Tensor
+    key_positions: torch.Tensor
+
+    def rows(self, rows: slice) -> torch.Tensor:
+        """Return the values of some rows of one sequence, without its axis, as [N, rows, S]."""
+        distances = self.key_positions - self.positions[:, rows]
+        runs = torch.searchsorted(self.starts.flatten(), distances, right=True)
+        return self.values[:, 0].index_select(1, runs.flatten()).view(len(self.values), *distances.shape[1:])
+
+
 # Each field is a tensor.
-Mask = Allowed | Added | Run
+Mask = Allowed | Added | Run | ByDistance
 
 
 def ignore(values: torch.Tensor) -> Allowed:
@@ -146,7 +165,12 @@ class CombinedMask:
 
     def tables(self, sequence: int) -> list[torch.Tensor]:
         """Return the values of one sequence's masks, bool of Allowed and floats of Added: [N|1, L|1, S|1], not expanded."""
-        return [_of_sequence(mask.values, sequence) for mask in self.masks if not isinstance(mask, Run)]
+        return [_of_sequence(mask.values, sequence) for mask in self.masks if isinstance(mask, Allowed | Added)]
+
+    def by_distance(self, sequence: int) -> list[ByDistance]:
+        """Return the biases by distance of one sequence, in fields without its axis."""
+        found = [mask for mask in self.masks if isinstance(mask, ByDistance)]
+        return [ByDistance(*(_of_sequence(part, sequence) for part in mask)) for mask in found]
 
     def lowered(
         self, sequence: int, dtype: torch.dtype, extra_keys: int = 0, like: torch.Tensor | None = None
@@ -162,15 +186,16 @@ class CombinedMask:
         if extra_keys:
             table[..., keys:].zero_()
         tables, run = self.tables(sequence), self.run(sequence)
-        biases = [values for values in tables if values.dtype != torch.bool]
+        biases, far = [values for values in tables if values.dtype != torch.bool], self.by_distance(sequence)
         # If no sum can leave the dtype's range, no clamp is needed, and -inf stays -inf by itself.
-        is_clamped = sum(map(_largest, biases)) > torch.finfo(dtype).max / 2
+        is_clamped = sum(map(_largest, [*biases, *(one.values for one in far)])) > torch.finfo(dtype).max / 2
         blocking = [values for values in tables if is_clamped or values.dtype == torch.bool]
         step = max(1, STEP_CELLS // (heads * keys))
         for start in range(0, rows, step):
             block = slice(start, start + step)
             part = table[:, block, :keys]
-            _add(part, [_of_rows(values, block) for values in biases], is_clamped=is_clamped)
+            added = [*(one.rows(block) for one in far), *(_of_rows(values, block) for values in biases)]
+            _add(part, added, is_clamped=is_clamped)
             in_run = [] if run is None else [_in_run(run, block, keys)]
             for allowed in [*(_allowed(_of_rows(values, block)) for values in blocking), *in_run]:
                 torch.where(allowed, part, _BLOCKED[dtype], out=part)
@@ -197,7 +222,7 @@ def lowered_on(
     # CUDA kernels take a bias only in the query's dtype, and multiply it by log2(e) in float32. Neither may make it infinite;
     # half of float32's range stays finite.
     most = min(torch.finfo(like.dtype).max, torch.finfo(table.dtype).max / 2)
-    if any(isinstance(one, Added) for one in mask.masks):
+    if any(isinstance(one, Added | ByDistance) for one in mask.masks):
         for block in _in_steps(table):
             torch.where(block == -torch.inf, block, block.clamp(-most, most), out=block)
     whole = table.as_strided((*table.shape[:2], table.stride(1)), table.stride())
@@ -263,7 +288,7 @@ def _in_run(run: Run, rows: slice, keys: int) -> torch.Tensor:
     low, high = (_of_rows(bound, rows) for bound in run)
     places = torch.arange(keys)
     allowed = places < high
-    return allowed.logical_and_(places >= low) if low.any() else allowed
+    return allowed & (places >= low) if low.any() else allowed
 
 
 def masked_rows(mask: CombinedMask) -> Iterator[torch.Tensor]:

@@ -52,12 +52,11 @@ class ScaledDotProduct:
             if mask is not None:
                 output.add_(0.0)  # a weight of 0 times a negative value gives -0.0
             stop_point()
-        return Answer(
-            outputs,
-            *joined(found),
-            present_key=_present(call.past_key, call.key) if call.has_present else None,
-            present_value=_present(call.past_value, call.value) if call.has_present else None,
-        )
+        more = joined(found)
+        if call.has_present:
+            present_key = _present(call.past_key, call.key)
+            more = more._replace(present_key=present_key, present_value=_present(call.past_value, call.value))
+        return Answer(outputs, *more)
 
     def _is_within_safe_range(self, call: AttentionCall) -> bool:
         """Return whether each value is in `kernels.safe_range`, also those of a wider dtype than that of the computation.

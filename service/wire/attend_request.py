@@ -21,21 +21,22 @@ from typing_extensions import TypeAliasType
 
 from service.attention.call import Answer, AttentionCall, Call, TopK, WeightsWanted
 from service.attention.cost import flops, table_bytes
-from service.attention.masks import CombinedMask, Sizes, masked_rows
+from service.attention.masks import CombinedMask, Mask, Sizes, masked_rows
 from service.attention.spec import LayerSpec
 from service.batching.job import BatchInfo, Cost
 from service.errors import BadShape, CostLimit, InvalidInput, MaskedRow
 from service.wire.layouts import ONE_ROW, Layout
 from service.wire.mask_kinds import MAX_MASKS, MaskKind, MaskList, MaskPlace, TableMask, ValuedMask, kind_of
 from service.wire.number_list import NumberList
+from service.wire.positions import PAST, POSITION_FIELDS, Place, check_past, past_of, window_mask
 from service.wire.schemas import M, StrictModel, Tensor, translated, unknown_field
-from service.wire.tensor_fields import TensorField, TensorKind
+from service.wire.tensor_fields import TensorField, TensorKind, expect
 from service.wire.tensors import TensorForm, answer_form, check_fields, decode_tensor, rank_of
 
 BATCH_RANK = 3
 TOP_K = TopK._fields
 EXTRAS = ("scores", "lse", "entropy", "present_key", "present_value")
-"""Tensors that an answer has only if the request asks for them; only attention without a layer has a present."""
+"""Tensors that an answer has only if the request asks for them."""
 # Counting the masked rows of this many attention scores takes about a millisecond. Reading a mask for one of the sequences takes
 # as long as so many scores: 10 to 20 µs, however short the sequence.
 MAX_COUNTED_CELLS = 2**21
@@ -124,6 +125,7 @@ MaskedRowsField = Annotated[MaskedRows, Field(description=_ROWS_WORDS)]
 _ENCODING_WORDS = "how the tensors of the answer are written; default: as query came"
 Encoding = TypeAliasType("Encoding", Literal["list", "base64"])
 EncodingField = Annotated[Encoding | None, Field(description=_ENCODING_WORDS)]
+LayerMasks = TypeAliasType("LayerMasks", Literal["apply", "none"])
 
 
 def _selection_dtype(asked: str | None, query: torch.dtype, name: str) -> torch.dtype:
@@ -172,6 +174,20 @@ class AttendRequest(StrictModel):
     query: Tensor = Field(description="[L, d], or [B, L, d] for B sequences; d as the layer has it, L and B at least 1")
     key: Tensor | None = Field(default=None, description="[S, d], or [B, S, d]; default: query")
     value: Tensor | None = Field(default=None, description="[S, dv], or [B, S, dv]; default: key")
+    positions: Tensor | None = Field(
+        default=None, description="[L] or [B, L], whole numbers from 0, for a layer that uses them; default: 0, 1, …"
+    )
+    key_positions: Tensor | None = Field(
+        default=None, description="[S] or [B, S], those of the past included; default: positions, or 0, 1, …"
+    )
+    layer_masks: LayerMasks = Field(
+        default="apply", description="whether the layer's own window applies; default: apply"
+    )
+    past_key: Tensor | None = Field(
+        default=None, description="[Hkv, P, d] or [B, Hkv, P, d] of an answer's present_key, before key; default: none"
+    )
+    past_value: Tensor | None = Field(default=None, description="[Hkv, P, V] or [B, Hkv, P, V]; comes with past_key")
+    present: bool = Field(default=False, description="return present_key and present_value, old and new; default: no")
     masks: MaskList
     weights: WeightsSelection = None
     scores: ScoresSelection = None
@@ -232,13 +248,13 @@ class RequestMasks:
             if isinstance(mask, TableMask):
                 mask.check_axes_of_batch(param, values_param)
 
-    def combined(self, sizes: Sizes, *, is_batch: bool, past: int = 0) -> CombinedMask | None:
-        """Return the masks as tensors; None without masks. `past` is the number of keys before those of the request."""
+    def combined(self, sizes: Sizes, *own: Mask, is_batch: bool, past: int = 0) -> CombinedMask | None:
+        """Return the masks as tensors, and a layer's `own`; None without any. `past` keys stand before those of the request."""
         found = tuple(
             mask.mask(MaskPlace(sizes, is_batch, param, values_param, past))
             for mask, param, values_param in self._masks
         )
-        return CombinedMask(sizes, found) if found else None
+        return CombinedMask(sizes, found + own) if found or own else None
 
 
 class CheckedRequest(NamedTuple):
@@ -263,7 +279,7 @@ class CheckedRequest(NamedTuple):
             found |= {f"weights.{name}": getattr(answer.weights, name) for name in TOP_K}
         elif answer.weights is not None:
             found["weights"] = answer.weights
-        if not isinstance(self.call, Call) or self.call.asks_more:
+        if not isinstance(self.call, Call) or self.call.asks_more or self.call.has_present:
             found |= {name: tensor for name in EXTRAS if (tensor := getattr(answer, name)) is not None}
         if isinstance(self.call, AttentionCall):
             return {name: self.layout.of_answer(tensor, name) for name, tensor in found.items()}
@@ -332,28 +348,49 @@ def check_request(
     """
     body = read_model(AttendRequest, document)
     masks = RequestMasks(body.masks, mask_params)
-    check_fields([(getattr(body, field), float_field(field)) for field in ("query", "key", "value")] + masks.fields())
+    given = {field: value for field in _FIELDS if (value := getattr(body, field)) is not None}
+    check_fields([(value, _FIELDS[field]) for field, value in given.items()] + masks.fields())
     if is_batch := rank_of(body.query) == BATCH_RANK:
         masks.check_axes()
-    query = _rows(body.query, float_field("query"), spec.query_width, name, is_batch)
-    key = None if body.key is None else _rows(body.key, float_field("key"), spec.key_width, name, is_batch)
-    value = None if body.value is None else _rows(body.value, float_field("value"), spec.value_width, name, is_batch)
-    _check_together(query, key, value, spec)
-    source = query if key is None else key
-    sizes = Sizes(query.shape[0], spec.num_heads, query.shape[1], source.shape[1])
+    layout = Layout("bld" if is_batch else "ld")
+    call, past = _call(body, given, name, spec, layout)
+    sizes = Sizes(call.query.shape[0], spec.num_heads, call.query.shape[1], past + call.source.shape[1])
+    window = spec.window if body.layer_masks == "apply" else None
+    places = {field: given[field] for field in POSITION_FIELDS if field in given}
+    if places or spec.uses_positions:
+        place = Place(name, spec, sizes, is_batch, has_past=past > 0, has_own_keys=body.key is not None)
+        call = call._replace(**place.positions(places, window))
     whole = sizes._replace(keys=sizes.keys + spec.extra_keys)
-    weights, scores = selections(body, whole, query.dtype)
-    call = Call(query, key, value, None, weights, scores, body.lse, body.entropy)
-    if body.masks:
+    weights, scores = selections(body, whole, call.query.dtype)
+    call = call._replace(weights=weights, scores=scores)
+    if body.masks or window is not None:
         limits.check(_cost(spec, call, sizes), 0)  # before masks are made of these sizes
-        call = call._replace(mask=masks.combined(sizes, is_batch=is_batch))
+        own = () if window is None else (window_mask(window, call, sizes),)
+        call = call._replace(mask=masks.combined(sizes, *own, is_batch=is_batch, past=past))
     cost = _cost(spec, call, sizes)
     limits.check(cost, table_bytes(call, whole, spec.out_width))
-    layout = Layout("bld" if is_batch else "ld")
     form, is_error = answer_form(body.query, body.encoding), body.masked_rows == "error"
-    # Every row may attend to the columns that a layer appends.
-    is_counted = call.mask is None or spec.extra_keys > 0
+    # Every row may attend to the columns that a layer appends, and within a window to the key at its own position.
+    sees_itself = not body.masks and call.key_positions is call.positions
+    is_counted = call.mask is None or spec.extra_keys > 0 or sees_itself
     return CheckedRequest(call, cost, layout, form, is_error, is_counted=is_counted).counted_if_fast()
+
+
+def _call(
+    body: AttendRequest, given: Mapping[str, object], name: str, spec: LayerSpec, layout: Layout
+) -> tuple[Call, int]:
+    """Return the call without positions, masks and selections, and the number of keys of its past."""
+    is_batch = layout.has_batch
+    query = _rows(body.query, _FIELDS["query"], spec.query_width, name, is_batch)
+    key = None if body.key is None else _rows(body.key, _FIELDS["key"], spec.key_width, name, is_batch)
+    value = None if body.value is None else _rows(body.value, _FIELDS["value"], spec.value_width, name, is_batch)
+    _check_together(query, key, value, spec)
+    call = Call(query, key, value, has_lse=body.lse, has_entropy=body.entropy, has_present=body.present)
+    if not (cached := {field: decode_tensor(given[field], _FIELDS[field]) for field in PAST if field in given}):
+        return call, 0
+    past, other = past_of(cached, layout), f'layer "{name}"'
+    check_past(past, len(query), spec.num_kv_heads, (spec.head_width, spec.value_head_width), (other, other))
+    return call._replace(**past), past["past_key"].shape[2]
 
 
 def selections(body: Any, sizes: Sizes, query: torch.dtype) -> tuple[WeightsWanted | None, WeightsWanted | None]:
@@ -392,22 +429,21 @@ def _check_together(query: torch.Tensor, key: torch.Tensor | None, value: torch.
         expect("value", "rows", value.shape[1], (query if key is None else key).shape[1], "key")
 
 
-def expect(name: str, what: str, found: int, expected: int, other: str) -> None:
-    """Raise BadShape if tensor `name` does not have as many of `what` as tensor `other`."""
-    if found != expected:
-        raise BadShape(f"{name} has {found} {what}, {other} has {expected}", param=f"/{name}")
-
-
 def _cost(spec: LayerSpec, call: Call, sizes: Sizes) -> Cost:
     b, n, queries, keys = sizes
-    columns = keys + spec.extra_keys
+    columns, past = keys + spec.extra_keys, keys - call.source.shape[1]
+    returned = extras_bytes(call, sizes._replace(keys=columns)) if call.asks_more else 0
+    if call.has_present:
+        widths = spec.head_width + spec.value_head_width
+        returned += spec.num_kv_heads * keys * widths * call.query.element_size()
+    passes = call.has_lse + call.has_entropy
     return Cost(
         sequences=b,
-        tokens=b * (queries if call.is_self_attention else queries + keys),
+        tokens=b * (queries + (past if call.is_self_attention else keys)),
         cells=b * n * queries * columns,
-        weights_bytes=b * extras_bytes(call, sizes._replace(keys=columns)) if call.asks_more else 0,
-        input_bytes=input_bytes((call.query, call.key, call.value), call.mask),
-        flops=flops(spec, sizes, call.mask, call.weights, call.scores, num_passes=call.has_lse + call.has_entropy),
+        weights_bytes=b * returned,
+        input_bytes=input_bytes([getattr(call, name) for name in _FIELDS], call.mask),
+        flops=flops(spec, sizes, call.mask, call.weights, call.scores, num_passes=passes, past=past),
     )
 
 
@@ -442,6 +478,10 @@ def _check_names(value: Mapping[str, object], model: type[BaseModel], where: str
 @functools.cache
 def float_field(name: str) -> TensorField:
     return TensorField(f"/{name}", TensorKind.FLOAT)
+
+
+_FIELDS = {**{name: float_field(name) for name in ("query", "key", "value", *PAST)}, **POSITION_FIELDS}
+"""The tensors of a request, masks aside."""
 
 
 def input_bytes(tensors: Iterable[torch.Tensor | None], mask: CombinedMask | None) -> int:

@@ -30,7 +30,6 @@ from service.wire.attend_request import (
     RequestMasks,
     ScoresSelection,
     WeightsSelection,
-    expect,
     extras_bytes,
     float_field,
     input_bytes,
@@ -39,7 +38,9 @@ from service.wire.attend_request import (
 )
 from service.wire.layouts import Layout, LayoutName, layout_of
 from service.wire.mask_kinds import MaskList
+from service.wire.positions import check_past, past_of
 from service.wire.schemas import StrictModel, Tensor
+from service.wire.tensor_fields import expect
 from service.wire.tensors import answer_form, check_fields, decode_tensor
 
 REQUIRED = ("query", "key", "value")
@@ -105,20 +106,13 @@ def check_attention(
 def _call(body: AttentionRequest, layout: Layout, tensors: Mapping[str, torch.Tensor]) -> AttentionCall:
     """Return the call without its masks and selections; raises BadShape, BadDtype and InvalidInput."""
     query, key, value = (layout.rows(tensors[name], name) for name in REQUIRED)
-    past_key, past_value = (
-        layout.past(tensors[name], name) if name in tensors else None for name in ("past_key", "past_value")
-    )
-    if (past_key is None) != (past_value is None):
-        missing = "past_key" if past_key is None else "past_value"
-        raise InvalidInput("past_key and past_value come together", param=f"/{missing}")
     call = AttentionCall(
         query,
         key,
         value,
         scale=_number(body.scale, "scale", query.dtype) or query.shape[3] ** -0.5,
         softcap=_number(body.softcap, "softcap", query.dtype, least=0.0),
-        past_key=past_key,
-        past_value=past_value,
+        **past_of(tensors, layout),
         sinks=tensors.get("sinks"),
         has_lse=body.lse,
         has_entropy=body.entropy,
@@ -153,10 +147,8 @@ def _check_together(call: AttentionCall) -> None:
     expect("value", "rows", call.value.shape[2], rows, "key")
     expect("key", "features a head", key_width, width, "query")
     if call.past_key is not None and call.past_value is not None:
-        for name, past, new in (("past_key", call.past_key, call.key), ("past_value", call.past_value, call.value)):
-            for axis, what in ((0, "sequences"), (1, "heads"), (3, "features a head")):
-                expect(name, what, past.shape[axis], new.shape[axis], name.removeprefix("past_"))
-        expect("past_value", "rows", call.past_value.shape[2], call.past_key.shape[2], "past_key")
+        past = {"past_key": call.past_key, "past_value": call.past_value}
+        check_past(past, b, g, (key_width, call.value.shape[3]), ("key", "value"))
     if call.sinks is not None and call.sinks.shape != (n,):
         raise BadShape(f"sinks must be [{n}], one number a query head, got {list(call.sinks.shape)}", param="/sinks")
     if call.has_present or call.past_key is not None:

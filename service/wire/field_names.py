@@ -66,7 +66,7 @@ _PADDING = '"masks": [{"kind": "ignore", "axes": "bs", "values": [[...]]}], with
 _PADDING_INPUT = '"ignore_mask" with the parameter "ignore_mask_axes": "bs"'
 _ALONE = "only attention without a layer takes it (POST /v1/attention; on /v2 the model sdpa)"
 _OWN_SCALE = f"a layer has its own scale; {_ALONE}"
-_NO_PAST = 'a layer keeps no past: send the rows of all positions as "key" and "value"'
+_PAST = '"past_key" and "past_value"; "present": true returns the next ones'
 # Patterns of other libraries' names, in lower case without marks, and what to write, by a field of ours: the first row that
 # matches and its first field that the request knows give the words. `masked_rows` is a field or parameter of every request.
 _TRANSLATIONS: dict[str, dict[str, str]] = {
@@ -82,8 +82,12 @@ _TRANSLATIONS: dict[str, dict[str, str]] = {
     "weight|(return|output)att|att(entio)?n(score|prob)": {"weights": '"weights": "mean" or "weights": "heads"'},
     "dropout": dict.fromkeys(("query", "masked_rows"), "there is no dropout: leave it out"),
     "scal(e|ing)|temperature": {"scale": '"scale", the factor of query·key', "masked_rows": _OWN_SCALE},
-    "past|cache": {"past_key": '"past_key" and "past_value"', **dict.fromkeys(("query", "masked_rows"), _NO_PAST)},
+    "position": {
+        "positions": '"positions", and for the keys "key_positions"',
+        "layer_masks": "positions are two inputs, positions and key_positions",
+        "masked_rows": "no positions are applied: apply them, and send the result",
+    },
+    "past|cache": {"past_key": _PAST, "present": "a past is two inputs, past_key and past_value"},
     "heads?$|gqa": {"masked_rows": "the layer, or without one the shape of the tensors, says the heads: leave it out"},
-    "position": {"masked_rows": "no positions are applied: apply them, and send the result"},
-    "^(layout|softcap|sinks|present)$": {"masked_rows": _ALONE},
+    "^(layout|softcap|sinks)$": {"masked_rows": _ALONE},
 }

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from service.errors import BadDtype, BadMask, InvalidInput, NonFinite, ServiceError
+from service.errors import BadDtype, BadMask, BadShape, InvalidInput, NonFinite, ServiceError
 from service.wire.field_names import words_of
 from service.wire.number_list import BEYOND_FLOAT64, at
 
@@ -91,3 +91,9 @@ class TensorField(NamedTuple):
 
     def not_finite(self, what: str, index: tuple[int, ...]) -> NonFinite:
         return self.error(NonFinite, f"has {what}{at(index)}, expected {self.kind.words}")
+
+
+def expect(name: str, what: str, found: int, expected: int, other: str) -> None:
+    """Raise BadShape if tensor `name` does not have as many of `what` as tensor `other`."""
+    if found != expected:
+        raise BadShape(f"{name} has {found} {what}, {other} has {expected}", param=f"/{name}")

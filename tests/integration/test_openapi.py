@@ -216,7 +216,7 @@ async def test_each_kind_of_mask_each_form_of_weights_and_base64_has_an_example(
         assert isinstance(examples["weights_short"]["weights"], str)
         assert isinstance(examples["base64"]["query"]["data"], str)
         of_bodies = {code for code, status in CONTRACT.items() if status == 422} | {"bad_encoding", "cost_limit"}
-        of_bodies -= {"layout_required"} if path == ATTEND else set()
+        of_bodies -= {"positions_required", *(["layout_required"] if path == ATTEND else [])}
         assert set(examples) & set(CONTRACT) == of_bodies
 
 

@@ -30,7 +30,7 @@ CODES: dict[int, set[str]] = {
     415: {"unsupported_media_type", "unsupported_content_encoding"},
     422: {
         "bad_shape", "bad_dtype", "bad_mask", "mask_kind_required", "mask_axes_required", "causal_align_required",
-        "layout_required", "non_finite", "masked_row", "unknown_field", "invalid",
+        "positions_required", "layout_required", "non_finite", "masked_row", "unknown_field", "invalid",
     },
     429: {"queue_full", "rate_limited"},
     431: {"headers_too_large"},

@@ -28,10 +28,13 @@ _NAN = {"dtype": "float32", "shape": [1, 1], "data": "AADAfw=="}
 
 
 def attend_examples(spec: LayerSpec) -> Body:
-    query = {name: _rows(3, width) for name, width in _needed(spec).items()}
+    query: Body = {name: _rows(3, width) for name, width in _needed(spec).items()}
     small = {name: _rows(2, width) for name, width in _needed(spec).items()}
     cross = {"query": query["query"], "key": _rows(4, spec.key_width), "value": _rows(4, spec.value_width)}
     padded = [{"kind": "attend", "axes": "bs", "values": [[True, True, True], [True, True, False]]}]
+    placed = {"positions": [1, 2, 3], "key_positions": [0, 1, 2, 3]} if spec.uses_positions else {}
+    unplaced = _example("Error positions_required: more keys than rows, and no positions", cross)
+    cross = {**cross, **placed}
     return {
         "self-attention": _example("Three tokens attend to each other", query),
         "batch": _example(
@@ -42,6 +45,7 @@ def attend_examples(spec: LayerSpec) -> Body:
             "Three queries over four keys, of which the last is padding; the two strongest keys of each row",
             {**cross, "masks": [{"kind": "lengths", "values": 3}], "weights": {"form": "top_k", "k": 2}},
         ),
+        "decode": _example("One new row behind a past of one row, and what the next one needs", _decode_body(spec)),
         "arithmetic": _example(
             "The scaled scores of the first row in head 0; each head's log-sum-exp and entropy",
             {**small, "scores": {"stage": "scaled", "heads": [0], "queries": [0]}, "lse": True, "entropy": True},
@@ -49,8 +53,17 @@ def attend_examples(spec: LayerSpec) -> Body:
         "base64": _example("Tensors as base64", {name: _base64(tensor) for name, tensor in small.items()}),
         **_mask_bodies(small, 2, 2),
         **_weights_bodies(small),
+        **({"positions_required": unplaced} if placed else {}),
         **_bodies_of_errors({**cross, "masks": [{"kind": "causal"}]}, None if spec.extra_keys else small),
     }
+
+
+def _decode_body(spec: LayerSpec) -> Body:
+    rows: Body = {name: _rows(1, width) for name, width in _needed(spec).items()}
+    for name, width in (("past_key", spec.head_width), ("past_value", spec.value_head_width)):
+        rows[name] = [_rows(1, width)] * spec.num_kv_heads
+    places = {"positions": [1], "key_positions": [0, 1]} if spec.uses_positions else {}
+    return {**rows, **places, "present": True}
 
 
 def attention_examples() -> Body:
@@ -209,6 +222,9 @@ def infer_examples(spec: LayerSpec) -> Body:
 _REQUEST_ID = "2f9c4a7d1e8b5c3f6a0d9e24"
 _LIMITS = RequestLimits(2**10, 2**20, 2**20, 2**20, 2**20)
 _TEXTS: dict[type[ServiceError], str] = {
+    errors.PositionsRequired: 'positions is required: layer "gpt2-l0" uses positions, and the number of query rows is 1, that of '
+    "keys 5. Usual are positions 0 with key_positions 0 to 4 (top left: the first row at the first key), or positions 4 with "
+    "key_positions 0 to 4 (bottom right: the last row at the last key)",
     errors.BadRequest: "Content-Length must be one number of bytes with at most 19 digits",
     errors.BadJson: "the body is not valid JSON (byte 1): the body ends too early (is it cut off?); around it: {",
     errors.JsonTooDeep: "the body is nested deeper than 32 levels",
