@@ -81,7 +81,7 @@ def test_the_captured_input_of_a_decoders_layer_gives_the_output_of_its_module(t
     service.wait_ready()
 
     asked = ("attend", "llama-l1", "--request", "capture.safetensors", "--out", "ours.npz", "--weights", "heads")
-    run(Path(sys.executable).with_name("attention"), *asked, "--url", service.url)
+    run(sys.executable, "-m", "attention_client.cli", *asked, "--url", service.url)
     theirs = np.load(tmp_path / "theirs.npy")
     with np.load(tmp_path / "ours.npz") as ours:
         assert np.abs(ours["output"] - theirs).max() <= 1e-5 * max(1.0, np.abs(theirs).max())
