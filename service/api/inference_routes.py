@@ -158,13 +158,15 @@ _MASKS += _tensors("lengths", 2, datatype="INT64")
 def _metadata(model: Served) -> ModelMetadata:
     if isinstance(model, ServedAttention):
         needed, optional = _tensors("query key value", 4), _tensors("past_key past_value", 4) + _tensors("sinks", 1)
-        output, optional_outputs = _tensors("output", 4), _tensors("present_key present_value", 4)
+        output = _tensors("output", 4)
     else:
         spec = model.spec
         needed, optional = _tensors("query", 3, spec.query_width), []
         (needed if spec.needs_key else optional).extend(_tensors("key", 3, spec.key_width))
         (needed if spec.needs_value else optional).extend(_tensors("value", 3, spec.value_width))
-        output, optional_outputs = _tensors("output", 3, spec.out_width), []
+        optional += _tensors("past_key", 4, spec.head_width) + _tensors("past_value", 4, spec.value_head_width)
+        optional += _tensors("positions key_positions", 2, datatype="INT64") if spec.uses_positions else []
+        output = _tensors("output", 3, spec.out_width)
     return ModelMetadata(
         name=model.name,
         versions=[VERSION],
@@ -172,7 +174,7 @@ def _metadata(model: Served) -> ModelMetadata:
         inputs=needed,
         outputs=output,
         optional_inputs=optional + _MASKS,
-        optional_outputs=_tensors("weights scores", 4) + _tensors("lse entropy", 3) + optional_outputs,
+        optional_outputs=_tensors("weights scores present_key present_value", 4) + _tensors("lse entropy", 3),
     )
 
 

@@ -71,6 +71,20 @@ class Layer(BaseModel):
     biases: list[str] = Field(description="projections with a bias")
     has_output: bool = Field(description="whether it has an output projection")
     extra_keys: int = Field(description="columns that it appends to the keys")
+    rotary: dict[str, Any] | None = Field(
+        description="rotary positions: layout, width, inverse_frequencies and attention_factor; null: none"
+    )
+    norm: dict[str, Any] | None = Field(
+        description="of query and key: kind, over, eps, plus_one, has_bias and has_head_weights; null: none"
+    )
+    relative_bias: dict[str, Any] | None = Field(
+        description="by distance: buckets, max_distance and is_bidirectional; null: none"
+    )
+    window: dict[str, Any] | None = Field(
+        description="its own mask: the keys to the left and right of a position that it sees; null: all"
+    )
+    softcap: float | None = Field(description="c: a score s becomes c·tanh(s/c); null: none")
+    has_sinks: bool = Field(description="whether each head has a logit in the softmax's denominator only")
     stored_dtype: str = Field(description="of its file")
     batching: str = Field(description="how its batches are computed")
     numerics: Numerics = Field(description="what the bits depend on")

@@ -103,7 +103,7 @@ class TopK(BaseModel):
 
 
 class Answer(BaseModel):
-    """`scores`, `lse` and `entropy` are there if the request asks for them."""
+    """`scores`, `lse`, `entropy`, `present_key` and `present_value` are there if the request asks for them."""
 
     output: Tensor = Field(description="of the rank, the layout and the dtype of query")
     weights: Tensor | TopK | None = Field(
@@ -118,6 +118,10 @@ class Answer(BaseModel):
     entropy: Tensor | SkipJsonSchema[None] = Field(
         default=None, description="[H, L] in nats, with B in front of a batch; float64 if query is"
     )
+    present_key: Tensor | SkipJsonSchema[None] = Field(
+        default=None, description="past_key and the keys in one; of a layer [Hkv, S, d], with B in front of a batch"
+    )
+    present_value: Tensor | SkipJsonSchema[None] = Field(default=None, description="past_value and the values in one")
     masked_rows: int = Field(description="query rows that may attend to nothing in at least one head")
     layer: LayerName = Field(description="what answered")
     batch: Batch = Field(description="what shared the forward pass")
@@ -125,10 +129,7 @@ class Answer(BaseModel):
 
 
 class AttentionAnswer(Answer):
-    """`present_key` and `present_value` are there if the request asks for them, too."""
-
-    present_key: Tensor | SkipJsonSchema[None] = Field(default=None, description="past_key and key in one")
-    present_value: Tensor | SkipJsonSchema[None] = Field(default=None, description="past_value and value in one")
+    """The answer of attention without a layer; its `present_key` and `present_value` have the axes of the layout."""
 
 
 def write_json(tensors: dict[str, torch.Tensor], facts: Facts, form: TensorForm) -> Iterator[bytes]:

@@ -45,7 +45,7 @@ from service.wire.tensors import answer_form, check_fields, decode_tensor
 
 REQUIRED = ("query", "key", "value")
 TENSORS = (*REQUIRED, "past_key", "past_value", "sinks")
-"""Every tensor that a request of any kind may have, masks aside."""
+"""Every tensor that a request may have, masks aside."""
 Heads = Annotated[int, Field(ge=1, le=MAX_HEADS)]
 
 

@@ -21,13 +21,15 @@ from pydantic import BaseModel, Field
 from pydantic.json_schema import SkipJsonSchema
 from typing_extensions import TypeAliasType
 
+from service.attention.call import POSITIONS
 from service.errors import BadBinary, BadDtype, BadShape, InvalidInput
 from service.wire.answer import write_tensor
-from service.wire.attend_request import EXTRAS, AnswerFacts, MaskedRows, ShortWeights, Stage, validated
+from service.wire.attend_request import EXTRAS, AnswerFacts, LayerMasks, MaskedRows, ShortWeights, Stage, validated
 from service.wire.body_faults import unless_compressed
 from service.wire.field_names import instead, kind_of
 from service.wire.mask_kinds import Align, Axes
 from service.wire.number_list import NumberList, nested_numbers
+from service.wire.positions import PAST
 from service.wire.schemas import StrictModel, unknown_field
 from service.wire.tensor_fields import BY_INFERENCE, BY_TORCH, FLOATS, FLOATS_ARE_A_BIAS, WHOLES
 from service.wire.tensors import MAX_VALUES, TensorForm, bytes_of, too_many_values
@@ -40,9 +42,8 @@ MAX_TIMEOUT_US = 10**15
 MASKS = {"attend_mask": "attend", "ignore_mask": "ignore", "bias": "bias", "lengths": "lengths"}
 _FLOATS = tuple(dtype.inference for dtype in FLOATS)
 _BOOL = ("BOOL",)
-_DATATYPES = {"attend_mask": _BOOL, "ignore_mask": _BOOL, "lengths": tuple(dtype.inference for dtype in WHOLES)}
-# The input whose dtype an output has; every other output is float32 or float64.
-_DTYPE_OF = {"output": "query", "present_key": "key", "present_value": "key"}
+_WHOLES = tuple(dtype.inference for dtype in WHOLES)
+_DATATYPES = dict.fromkeys(("attend_mask", "ignore_mask"), _BOOL) | dict.fromkeys(("lengths", *POSITIONS), _WHOLES)
 _WITHOUT_JSON = ("FP16", "BF16")
 _SHARED_MEMORY = {"shared_memory_region", "shared_memory_byte_size", "shared_memory_offset"}
 
@@ -53,7 +54,7 @@ MaskAxes = Annotated[Axes | None, Field(description="axes of that input; require
 Id = Annotated[str, Field(max_length=MAX_ID)] | None
 
 
-class InferParameters(StrictModel):
+class AnyParameters(StrictModel):
     """Parameters that change an answer, and those that clients send by default and a stateless layer ignores. null is absent."""
 
     causal: Align | None = Field(default=None, description="where query row 0 stands; default: all keys are visible")
@@ -65,6 +66,7 @@ class InferParameters(StrictModel):
     lse: bool | None = Field(default=None, description="return the log-sum-exp of the masked scores; default: no")
     entropy: bool | None = Field(default=None, description="return each row's entropy in nats; default: no")
     masked_rows: MaskedRows | None = Field(default=None, description="as on `/v1`; default: zero")
+    present: bool | None = Field(default=None, description="return present_key and present_value; default: no")
     timeout: int | None = Field(
         default=None, ge=0, description="deadline in microseconds; default: 0, the service's own"
     )
@@ -80,25 +82,30 @@ class InferParameters(StrictModel):
 WITHOUT_MEANING = ("sequence_id", "sequence_start", "sequence_end", "priority", "headers", "content_type")
 
 
-class AttentionParameters(InferParameters):
+class InferParameters(AnyParameters):
+    """The parameters of a layer."""
+
+    layer_masks: LayerMasks | None = Field(default=None, description="as on `/v1`; default: apply")
+
+
+class AttentionParameters(AnyParameters):
     """The parameters of `sdpa`, attention without a layer."""
 
     scale: float | None = Field(default=None, description="factor of query·key; default: 1/√d")
     softcap: float | None = Field(default=None, description="c > 0: a score s becomes c·tanh(s/c), before the masks")
-    present: bool | None = Field(default=None, description="return present_key and present_value")
 
 
 class InferOutput(StrictModel, extra="ignore"):
     """A wanted output; `parameters.binary_data` says whether it comes as bytes."""
 
-    name: str = Field(description="output, weights, scores, lse, entropy, or for sdpa present_key, present_value")
+    name: str = Field(description="output, weights, scores, lse, entropy, present_key or present_value")
     parameters: TensorParameters | None = Field(default=None, description="binary_data: as bytes; default: false")
 
 
 class InferInput(StrictModel, extra="ignore"):
     """One tensor: `data` (nested or flat), or `parameters.binary_data_size` bytes behind the JSON."""
 
-    name: str = Field(description="query, key, value, a mask; for sdpa also past_key, past_value, sinks")
+    name: str = Field(description="query, key, value, past_key, past_value, a mask, positions, for sdpa also sinks")
     parameters: TensorParameters | None = Field(
         default=None, description="binary_data_size; default: none, there is data"
     )
@@ -110,10 +117,16 @@ class InferInput(StrictModel, extra="ignore"):
 class InferRequest(StrictModel, extra="ignore"):
     """The JSON of an inference request."""
 
-    AXES: ClassVar[dict[str, str]] = dict.fromkeys(("query", "key", "value"), "[B, L, d]")
+    AXES: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(("query", "key", "value"), "[B, L, d]"),
+        **dict.fromkeys(PAST, "[B, Hkv, P, d]"),
+        **dict(zip(POSITIONS, ("[B, L]", "[B, S]"), strict=True)),
+    }
     """Those of each input that is no mask."""
-    OUTPUTS: ClassVar[tuple[str, ...]] = ("output", "weights", "scores", "lse", "entropy")
-    PARAMETERS: ClassVar[type[InferParameters]] = InferParameters
+    OUTPUTS: ClassVar[tuple[str, ...]] = ("output", "weights", *EXTRAS)
+    PARAMETERS: ClassVar[type[AnyParameters]] = InferParameters
+    PRESENT_DTYPE_OF: ClassVar[str] = "query"
+    """The input whose dtype present_key and present_value have."""
     id: Id = Field(default=None, description=f"repeated in the answer, at most {MAX_ID} characters; default: none")
     parameters: InferParameters | None = Field(default=None, description="change the answer; default: none")
     inputs: list[InferInput] = Field(min_length=1, description="query, and what the layer needs beside it")
@@ -127,9 +140,9 @@ class InferAttentionRequest(InferRequest):
         **dict.fromkeys(("query", "key", "value", "past_key", "past_value"), "[B, H, L, d]"),
         "sinks": "[H]",
     }
-    OUTPUTS = ("output", "weights", *EXTRAS)
     PARAMETERS = AttentionParameters
-    parameters: AttentionParameters | None = None
+    PRESENT_DTYPE_OF = "key"
+    parameters: AttentionParameters | None = None  # type: ignore[assignment]  # a model of its own, not a narrower one
 
 
 class InferOutputAnswer(BaseModel):
@@ -286,7 +299,7 @@ def _listed_tensor(entry: InferInput, dtype: str) -> dict[str, object]:
     return {"dtype": dtype, "shape": entry.shape, "data": numbers}
 
 
-def _wanted_outputs(request: InferRequest, parameters: InferParameters) -> dict[str, bool]:
+def _wanted_outputs(request: InferRequest, parameters: AnyParameters) -> dict[str, bool]:
     """Return {output: is binary} in the requested order. The `binary_data` of an output overrides the request's.
 
     Raises BadDtype if an output is requested as JSON and the dtype that it takes from its input has no JSON form.
@@ -299,7 +312,9 @@ def _wanted_outputs(request: InferRequest, parameters: InferParameters) -> dict[
         # The parameter that asks for present_key and present_value is `present`.
         asked = [name for name in request.OUTPUTS[1:] if getattr(parameters, name.partition("_")[0], None)]
         outputs = dict.fromkeys(("output", *asked), default)
-    sources = {_DTYPE_OF.get(name) for name, is_binary in outputs.items() if not is_binary}
+    # Every other output is float32 or float64.
+    dtype_of = {"output": "query"} | dict.fromkeys(("present_key", "present_value"), request.PRESENT_DTYPE_OF)
+    sources = {dtype_of.get(name) for name, is_binary in outputs.items() if not is_binary}
     for entry in request.inputs:
         if entry.name in sources and entry.datatype in _WITHOUT_JSON:
             raise BadDtype(f"{entry.datatype} has no JSON form: request the output with binary_data", param="/outputs")
@@ -316,9 +331,7 @@ def _is_binary(output: InferOutput, default: bool) -> bool:
     return flag
 
 
-def _document(
-    tensors: Mapping[str, object], parameters: InferParameters, outputs: dict[str, bool]
-) -> dict[str, object]:
+def _document(tensors: Mapping[str, object], parameters: AnyParameters, outputs: dict[str, bool]) -> dict[str, object]:
     document: dict[str, object] = {name: found for name, found in tensors.items() if name not in MASKS}
     document["masked_rows"] = parameters.masked_rows or "zero"
     if "weights" in outputs:
@@ -326,9 +339,11 @@ def _document(
     if "scores" in outputs:
         document["scores"] = {"stage": parameters.scores or "masked"}
     document |= {name: True for name in ("lse", "entropy") if name in outputs}
+    document["present"] = "present_key" in outputs or "present_value" in outputs
     if isinstance(parameters, AttentionParameters):
         document |= {"layout": "bhld", "scale": parameters.scale, "softcap": parameters.softcap}
-        document["present"] = "present_key" in outputs or "present_value" in outputs
+    elif isinstance(parameters, InferParameters) and parameters.layer_masks is not None:
+        document["layer_masks"] = parameters.layer_masks
     masks: list[dict[str, object]] = []
     for name, kind in MASKS.items():
         axes = getattr(parameters, f"{name}_axes", None)

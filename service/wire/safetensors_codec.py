@@ -1,6 +1,6 @@
 """Safetensors codec: reads a request from a safetensors file and writes an answer as one; templates skip repeated checks.
 
-The tensors of a body are those of TENSORS that its kind of request takes, and `masks.<i>.values`. Its metadata has one key,
+The tensors of a body are those of NAMES that its kind of request takes, and `masks.<i>.values`. Its metadata has one key,
 `request`: the JSON of the other fields, masks without their values. Invariants: The whole header is checked before any tensor is
 read. Nothing is copied: a tensor of a request is a view of its body. Both forms of a request take the same path from here on, so
 they give the same bits and the same errors. An answer's tensors of wider dtypes come first, so that each is aligned for a reader
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import orjson
 import torch
 
-from service.attention.call import Call
+from service.attention.call import POSITIONS, Call
 from service.attention.spec import LayerSpec
 from service.errors import BadBinary, NonFinite, ServiceError, UnknownField
 from service.layers.safetensors_file import LENGTH_BYTES, Header, HeaderReader, TensorEntry
@@ -32,6 +32,8 @@ from service.wire.schemas import unknown_field
 from service.wire.tensor_fields import BY_SAFETENSORS, BY_TORCH, TensorField
 from service.wire.tensors import bytes_of, bytes_to_tensor
 
+NAMES = (*TENSORS, *POSITIONS)
+"""Every tensor that a request of any kind may have, masks aside."""
 MAX_HEADER_BYTES = 256 * 1024
 # Many small values take up to 0.25 µs a byte: a header of this length, or the JSON in it, takes up to 8 ms.
 LONG_HEADER_BYTES = 32 * 1024
@@ -81,7 +83,7 @@ def read_header(body: bytearray) -> Header:
 
 def _label(name: str) -> str:
     """Return a tensor's name for an error about the header if it is one of the contract's, else "a tensor"."""
-    return f'"{name}"' if name in TENSORS or _MASK_VALUES.fullmatch(name) else "a tensor"
+    return f'"{name}"' if name in NAMES or _MASK_VALUES.fullmatch(name) else "a tensor"
 
 
 _READER = HeaderReader("the body", BadBinary, MAX_HEADER_BYTES, _label)
@@ -91,7 +93,7 @@ _remembered = functools.lru_cache(NUM_REMEMBERED)(_READER.read)
 
 def _check_no_values(document: dict[str, object]) -> None:
     """Raise UnknownField for a field in the JSON that must be a tensor of the body: it could have two values otherwise."""
-    for name in TENSORS:
+    for name in NAMES:
         if name in document:
             raise UnknownField(f'"{name}" must be a tensor of the body, not a field of its JSON', param=f"/{name}")
     masks = document.get("masks")
@@ -102,12 +104,12 @@ def _check_no_values(document: dict[str, object]) -> None:
 
 
 def _add_tensor(document: dict[str, object], name: str, tensor: dict[str, object]) -> None:
-    if name in TENSORS:
+    if name in NAMES:
         document[name] = tensor
         return
     found = _MASK_VALUES.fullmatch(name)
     if found is None:
-        raise unknown_field([name], (*TENSORS, "masks.<i>.values"), "", "tensor")
+        raise unknown_field([name], (*NAMES, "masks.<i>.values"), "", "tensor")
     index, masks = int(found.group(1)), document.get("masks")
     mask = masks[index] if isinstance(masks, list) and index < len(masks) else None
     if not isinstance(mask, dict):
@@ -130,7 +132,7 @@ class RequestTemplate(NamedTuple):
         """Return the template of `request`; `entries` are the tensors of its header.
 
         Return None unless each of them is a field of the call whose values need only be finite: then cost and outcome depend on
-        no value. A mask, and a tensor of whole numbers or booleans, are checked in each request.
+        no value. A mask, positions, and a tensor of whole numbers or booleans, are checked in each request.
         """
         fields = request.call._asdict()
         places = {
@@ -138,7 +140,9 @@ class RequestTemplate(NamedTuple):
             for name, tensor in fields.items()
             if name in entries and isinstance(tensor, torch.Tensor) and tensor.is_floating_point()
         }
-        if request.call.mask is not None or places.keys() != entries.keys():
+        # Positions of the call may be made from its shapes alone; no template keeps a tensor.
+        has_positions = isinstance(fields.get("positions"), torch.Tensor)
+        if request.call.mask is not None or has_positions or places.keys() != entries.keys():
             return None
         return cls(fields | dict.fromkeys(places), request[1:], places)
 

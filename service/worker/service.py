@@ -190,8 +190,9 @@ class Service:
 
     def describe(self, served: ServedLayer) -> Layer:
         layer, spec, settings = served.stored, served.spec, self.settings
+        rotary = spec.rotary and {**dataclasses.asdict(spec.rotary), "width": spec.rotary.width}
         return Layer(
-            **{**spec.to_json(), "extra_keys": spec.extra_keys},
+            **{**dataclasses.asdict(spec), "rotary": rotary, "extra_keys": spec.extra_keys},
             name=layer.name,
             family=layer.family,
             source=layer.source,

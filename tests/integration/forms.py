@@ -27,6 +27,7 @@ DTYPES = {
 }
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 NUMPY = {datatype: DTYPES[name] for name, datatype in DATATYPES.items()}
+OUTPUTS = ("output", "scores", "lse", "entropy", "present_key", "present_value")
 BINARY = "application/vnd.safetensors"
 
 
@@ -40,12 +41,14 @@ class Request:
     masks: list[tuple[dict, np.ndarray | None]] = dataclasses.field(default_factory=list)
     weights: dict | None = None
     more: dict = dataclasses.field(default_factory=dict)
-    """`scores`, `lse` and `entropy`."""
+    """`scores`, `lse`, `entropy`, `present` and `layer_masks`."""
+    places: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    """`positions`, `key_positions`, `past_key` and `past_value`."""
 
     @property
     def tensors(self) -> dict[str, np.ndarray]:
         named = {"query": self.query, "key": self.key, "value": self.value}
-        return {name: array for name, array in named.items() if array is not None}
+        return {name: array for name, array in named.items() if array is not None} | self.places
 
     def fields(self, write) -> dict:
         """The JSON of `/v1` with every tensor written by `write`."""
@@ -148,7 +151,7 @@ def as_inference(request: Request, *, binary: bool) -> tuple[bytes, int]:
 
 
 def read_json(answer: dict) -> dict[str, np.ndarray]:
-    found = {name: _array(answer[name]) for name in ("output", "scores", "lse", "entropy") if name in answer}
+    found = {name: _array(answer[name]) for name in OUTPUTS if name in answer}
     weights = answer["weights"]
     if isinstance(weights, dict) and "indices" in weights:
         return found | {f"weights.{name}": _array(tensor) for name, tensor in weights.items()}

@@ -77,11 +77,10 @@ async def test_each_operation_has_a_name_that_generated_clients_keep(service):
 
 _REF = "#/components/schemas/{}"
 TENSORS = {
-    "AttendRequest": "query key value",
+    "AttendRequest": "query key value positions key_positions past_key past_value",
     "AttentionRequest": "query key value past_key past_value sinks",
     **dict.fromkeys(("AttendMask", "IgnoreMask", "BiasMask"), "values"),
-    "Answer": "output weights scores lse entropy",
-    "AttentionAnswer": "output weights scores lse entropy present_key present_value",
+    **dict.fromkeys(("Answer", "AttentionAnswer"), "output weights scores lse entropy present_key present_value"),
     "TopK": "values indices rest",
 }
 

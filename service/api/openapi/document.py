@@ -65,9 +65,13 @@ _DESCRIPTION = (
     "answer do not depend on them. `query` is `[L, d]` or `[B, L, d]`; `key` defaults to `query`, `value` to `key`. Tensors are "
     "nested lists (float32) or objects with `dtype`, `shape` and `data` (base64 of little-endian bytes, or a flat list). The "
     "output has the dtype of the query. Weights are float32, or float64 of a float64 query, which computes in float64.\n\n"
-    "Binary form: one safetensors file with the tensors `query`, `key`, `value`, `masks.<i>.values`; its metadata has one key, "
-    "`request`: the JSON of the other fields. The answer is then safetensors too (`output`, `weights` …, the other fields in the "
-    "metadata's `response`), with the same bits. `Accept` requests the other form."
+    "A layer that uses positions takes `positions` and `key_positions`: whole numbers, 0, 1, … by default; if keys and rows "
+    "differ in number they are required. Its own window applies unless `layer_masks` is `none`. With `present` the answer has "
+    "the keys and values as a later request takes them: `past_key` and `past_value`.\n\n"
+    "Binary form: one safetensors file with the tensors `query`, `key`, `value`, `positions`, `key_positions`, `past_key`, "
+    "`past_value`, `masks.<i>.values`; its metadata has one key, `request`: the JSON of the other fields. The answer is then "
+    "safetensors too (`output`, `weights` …, the other fields in the metadata's `response`), with the same bits. `Accept` "
+    "requests the other form."
 )
 _ATTENTION_DESCRIPTION = (
     "Scaled dot-product attention on your own query, key and value, without a layer: "
@@ -85,10 +89,11 @@ _ATTENTION_DESCRIPTION = (
 _INFER_DESCRIPTION = (
     "The Open Inference Protocol V2 with its binary tensor extension. A layer is a model, its version is 1. Inputs: `query`, "
     "`key`, `value` (`[B, L, d]`; FP32, FP64, and FP16, BF16 as bytes), `attend_mask`, `ignore_mask` (BOOL), `bias` (floats), "
-    "`lengths` (INT64, INT32). Outputs: `output`, and `weights`, `scores`, `lse` and `entropy` where asked for.\n\n"
-    "The model `sdpa` is attention without a layer: query, key and value are `[B, H, L, d]`, with the further inputs `past_key`, "
-    "`past_value` and `sinks`, the parameters `scale`, `softcap` and `present`, and the outputs `present_key` and "
-    "`present_value`."
+    "`lengths` (INT64, INT32), `positions` `[B, L]` and `key_positions` `[B, S]` (INT64, INT32), `past_key` and `past_value` "
+    "(`[B, Hkv, P, d]`). Outputs: `output`, and `weights`, `scores`, `lse`, `entropy`, `present_key` and `present_value` where "
+    "asked for.\n\n"
+    "The model `sdpa` is attention without a layer: query, key and value are `[B, H, L, d]`, without positions, with the further "
+    "input `sinks` and the parameters `scale` and `softcap`."
 )
 _MODEL_DESCRIPTION = (
     "Attention of one layer on a text, or on a pair of texts: the layer attends on the hidden states that the unmasked model has "
