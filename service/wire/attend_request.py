@@ -28,7 +28,7 @@ from service.errors import BadShape, CostLimit, InvalidInput, MaskedRow
 from service.wire.layouts import ONE_ROW, Layout
 from service.wire.mask_kinds import MAX_MASKS, MaskKind, MaskList, MaskPlace, TableMask, ValuedMask, kind_of
 from service.wire.number_list import NumberList
-from service.wire.positions import PAST, POSITION_FIELDS, Place, check_past, past_of, window_mask
+from service.wire.positions import PAST_FIELDS, POSITION_FIELDS, Place, check_past, past_of, window_mask
 from service.wire.schemas import M, StrictModel, Tensor, translated, unknown_field
 from service.wire.tensor_fields import TensorField, TensorKind, expect
 from service.wire.tensors import TensorForm, answer_form, check_fields, decode_tensor, rank_of
@@ -389,7 +389,7 @@ def _call(
     call = Call(query, key, value, has_lse=body.lse, has_entropy=body.entropy, has_present=body.present)
     if body.past_key is None and body.past_value is None:
         return call, 0
-    cached = {field: decode_tensor(given[field], _FIELDS[field]) for field in PAST if field in given}
+    cached = {field: decode_tensor(given[field], _FIELDS[field]) for field in PAST_FIELDS if field in given}
     past, other = past_of(cached, layout), f'layer "{name}"'
     check_past(past, len(query), spec.num_kv_heads, (spec.head_width, spec.value_head_width), (other, other))
     return call._replace(**past), past["past_key"].shape[2]
@@ -483,7 +483,7 @@ def float_field(name: str) -> TensorField:
     return TensorField(f"/{name}", TensorKind.FLOAT)
 
 
-_FIELDS = {**{name: float_field(name) for name in ("query", "key", "value", *PAST)}, **POSITION_FIELDS}
+_FIELDS = {**{name: float_field(name) for name in ("query", "key", "value", *PAST_FIELDS)}, **POSITION_FIELDS}
 """The tensors of a request, masks aside."""
 
 

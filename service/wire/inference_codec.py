@@ -29,7 +29,7 @@ from service.wire.body_faults import unless_compressed
 from service.wire.field_names import instead, kind_of
 from service.wire.mask_kinds import Align, Axes
 from service.wire.number_list import NumberList, nested_numbers
-from service.wire.positions import PAST
+from service.wire.positions import PAST_FIELDS
 from service.wire.schemas import StrictModel, unknown_field
 from service.wire.tensor_fields import BY_INFERENCE, BY_TORCH, FLOATS, FLOATS_ARE_A_BIAS, WHOLES
 from service.wire.tensors import MAX_VALUES, TensorForm, bytes_of, too_many_values
@@ -119,7 +119,7 @@ class InferRequest(StrictModel, extra="ignore"):
 
     AXES: ClassVar[dict[str, str]] = {
         **dict.fromkeys(("query", "key", "value"), "[B, L, d]"),
-        **dict.fromkeys(PAST, "[B, Hkv, P, d]"),
+        **dict.fromkeys(PAST_FIELDS, "[B, Hkv, P, d]"),
         **dict(zip(POSITIONS, ("[B, L]", "[B, S]"), strict=True)),
     }
     """Those of each input that is no mask."""

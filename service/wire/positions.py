@@ -21,7 +21,7 @@ from service.wire.number_list import at, index_of
 from service.wire.tensor_fields import TensorField, TensorKind, expect
 from service.wire.tensors import decode_tensor
 
-PAST = ("past_key", "past_value")
+PAST_FIELDS = ("past_key", "past_value")
 POSITION_FIELDS = {name: TensorField(f"/{name}", TensorKind.INT) for name in POSITIONS}
 
 
@@ -100,9 +100,9 @@ def window_mask(window: Window, call: Call, sizes: Sizes) -> Mask:
 
 def past_of(tensors: Mapping[str, torch.Tensor], layout: Layout) -> dict[str, Any]:
     """Return the past among the tensors as [B, Hkv, P, d]; raises BadShape, and InvalidInput for a half of it."""
-    found = {name: layout.past(tensors[name], name) for name in PAST if name in tensors}
+    found = {name: layout.past(tensors[name], name) for name in PAST_FIELDS if name in tensors}
     if len(found) == 1:
-        (missing,) = set(PAST) - found.keys()
+        (missing,) = set(PAST_FIELDS) - found.keys()
         raise InvalidInput("past_key and past_value come together", param=f"/{missing}")
     return found
 
