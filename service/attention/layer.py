@@ -276,7 +276,10 @@ class Layer:
         if self._fused is None:
             return self._normalised(self._project(self._inputs, parts), calls)
         (qkv_RW,) = self._project([self._fused], parts)
-        return self._normalised(qkv_RW.split_with_sizes(self._widths, dim=-1), calls)
+        if self._query_key is None:
+            return qkv_RW.split_with_sizes(self._widths, dim=-1)
+        qk_RW, v_RW = qkv_RW.split_with_sizes([sum(self._widths[:2]), self._widths[2]], dim=-1)
+        return [*self._query_key.of_self(qk_RW, calls), v_RW]
 
     def _normalised(self, columns: Sequence[torch.Tensor], calls: Sequence[Call]) -> Sequence[torch.Tensor]:
         """Return q, k and v of the calls with query and key normalised and rotated, where the layer does so."""
