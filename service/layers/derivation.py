@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from service.attention.spec import PROJECTIONS, LayerSpec, Norm, RelativeBias
 from service.errors import LayerError
@@ -26,6 +27,8 @@ def derive(
     chosen: Candidate, present: Parts, source: Source, *, heads: int | None, scale: float | None, add_zero_attn: bool
 ) -> LayerSpec:
     """Return the spec that shapes, family, config and caller imply; raise LayerError if they contradict each other."""
+    if add_zero_attn and not chosen.family.takes_zero_attn:
+        raise LayerError(f"add_zero_attn is for the family torch-mha; this layer has the family {chosen.family.name}")
     options = options_of(chosen, source.config or {})
     check_flags(chosen, options, present)
     raw = {name: source.entries[key].shape for key, names in present.items() for name in names}
@@ -70,10 +73,10 @@ def canonical_shapes(family: Family, present: Parts, source: Source, counts: Map
             raise LayerError(f"{found}, expected {expected}")
         if family.transposed or (family.has_kernels and is_weight):
             shape = shape[::-1]
-        units = shares(names, counts)
-        if shape[0] % sum(units):
-            raise LayerError(f"{found}; {shape[0]} rows do not divide into {sum(units)} projections")
-        shapes |= {name: (shape[0] // sum(units) * unit, *shape[1:]) for name, unit in zip(names, units, strict=True)}
+        parts = shares(names, counts)
+        if shape[0] % sum(parts):
+            raise LayerError(f"{found}; {shape[0]} rows do not divide into {sum(parts)} projections")
+        shapes |= {name: (shape[0] // sum(parts) * unit, *shape[1:]) for name, unit in zip(names, parts, strict=True)}
     return shapes
 
 
@@ -89,51 +92,47 @@ def flat(shape: tuple[int, ...], name: str) -> tuple[int, ...]:
 
 
 def derive_spec(
-    chosen: Candidate,
-    shapes: Shapes,
-    options: Options,
-    counts: Mapping[str, int],
-    *,
-    scale: float | None,
-    add_zero_attn: bool,
+    chosen: Candidate, shapes: Shapes, options: Options, counts: Mapping[str, int], *, scale: float | None, **more: bool
 ) -> LayerSpec:
     """Return the spec that the query's weight, the family, the config and the caller imply; `check_fit` checks all shapes."""
-    family, num = chosen.family, counts["query"]
-    if add_zero_attn and not family.takes_zero_attn:
-        raise LayerError(f"add_zero_attn is for the family torch-mha; this layer has the family {family.name}")
-    sizes = {f"{name}_width": shapes[f"{name}.weight"][1] for name in PROJECTIONS[:3]}
-    sizes |= {f"{name}_rows": shapes[f"{name}.weight"][0] for name in ("query", "value")}
-    sizes["out_width"] = shapes.get("output.weight", (sizes["value_rows"],))[0]
-    sizes |= dict.fromkeys(family.equal, sizes["query_width"])
-    for name in ("query", "value"):
-        if sizes[f"{name}_rows"] % counts[name]:
-            raise LayerError(f"{counts[name]} heads do not divide the {sizes[f'{name}_rows']} out features of {name}")
-    head_width = sizes["query_rows"] // num
-    check_head_width(chosen, options, heads=num, rows=sizes["query_rows"], query_width=sizes["query_width"])
+    family, kind = chosen.family, kind_of(chosen, options)
+    sizes = _sizes(family, shapes, counts)
+    rows, query_width = sizes.pop("query_rows"), sizes["query_width"]
+    value_head_width = sizes.pop("value_rows") // counts["value"]
+    head_width = rows // counts["query"]
+    check_head_width(chosen, options, heads=counts["query"], rows=rows, query_width=query_width)
     said = {key: options.said[key] for key in ("hidden_size", "d_model") if key in options.said and not family.is_open}
-    agreed(said | ({"the width of query": sizes["query_width"]} if said else {}))
-    kind = kind_of(chosen, options)
+    agreed(said | ({"the width of query": query_width} if said else {}))
     return LayerSpec(
-        query_width=sizes["query_width"],
-        key_width=sizes["key_width"],
-        value_width=sizes["value_width"],
-        out_width=sizes["out_width"],
-        num_heads=num,
+        **sizes,
+        num_heads=counts["query"],
         num_kv_heads=counts["key"],
         head_width=head_width,
-        value_head_width=sizes["value_rows"] // counts["value"],
+        value_head_width=value_head_width,
         scale=_scale(chosen, options, head_width) if scale is None else float(scale),
         biases=tuple(name for name in PROJECTIONS if f"{name}.bias" in shapes),
         has_output="output.weight" in shapes,
         has_bias_kv="bias_k" in shapes,
-        add_zero_attn=add_zero_attn,
         rotary=rotary(family.rotary, options, kind, head_width),
         norm=_norm(family, options, shapes),
         relative_bias=_relative_bias(family, options, shapes),
         window=window(family, options, kind),
         softcap=_softcap(family, options),
         has_sinks="sinks" in shapes,
+        **more,
     )
+
+
+def _sizes(family: Family, shapes: Shapes, counts: Mapping[str, int]) -> dict[str, Any]:
+    """Return the widths, and the rows of query and value, with those that the family makes equal to the query's width."""
+    sizes: dict[str, Any] = {f"{name}_width": shapes[f"{name}.weight"][1] for name in PROJECTIONS[:3]}
+    sizes |= {f"{name}_rows": shapes[f"{name}.weight"][0] for name in ("query", "value")}
+    sizes["out_width"] = shapes.get("output.weight", (sizes["value_rows"],))[0]
+    sizes |= dict.fromkeys(family.equal, sizes["query_width"])
+    for name in ("query", "value"):
+        if sizes[f"{name}_rows"] % counts[name]:
+            raise LayerError(f"{counts[name]} heads do not divide the {sizes[f'{name}_rows']} out features of {name}")
+    return sizes
 
 
 def _norm(family: Family, options: Options, shapes: Shapes) -> Norm | None:
