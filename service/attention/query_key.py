@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 
 from service.attention.call import Call
-from service.attention.spec import LayerSpec, Norm, Rotary
+from service.attention.spec import LayerSpec, Rotary
 
 # torch's vectors take other instructions for the end of a tensor. So each row of angles fills whole vectors.
 VECTOR = 16
@@ -41,15 +41,16 @@ class QueryKey:
 
     def of_self(self, qk_RD: torch.Tensor, calls: Sequence[Call]) -> Sequence[torch.Tensor]:
         """Return the same of self-attention, whose query and key lie side by side; mostly they have the same positions."""
-        widths = [heads.stop * self._head_width - heads.start * self._head_width for heads in (self._query, self._key)]
+        widths = [(heads.stop - heads.start) * self._head_width for heads in (self._query, self._key)]
         if any(call.positions is not None for call in calls):
-            return self(*qk_RD.split_with_sizes(widths, dim=-1), calls)
+            q_RD, k_RD = qk_RD.split_with_sizes(widths, dim=-1)
+            return self(q_RD, k_RD, calls)
         positions = _by_row([(call.query, None, 0) for call in calls])
         return self._changed(qk_RD, slice(0, self._key.stop), positions).split_with_sizes(widths, dim=-1)
 
     def _changed(self, x_RD: torch.Tensor, heads: slice, positions_T: torch.Tensor) -> torch.Tensor:
         """Return the rows of these heads, of which the query's come first, normalised and rotated."""
-        x = x_RD.to(self._wide).unflatten(1, (-1, self._head_width))
+        x: torch.Tensor = x_RD.to(self._wide).unflatten(1, (-1, self._head_width))
         if self._norm is not None:
             x = self._norm(x, heads)
         if self._rotation is not None:
