@@ -34,10 +34,10 @@ def random_model(name: str, config: dict[str, Any]) -> torch.nn.Module:
                 tensor.normal_()
             elif tensor.dim() < 2 or "norm" in key:
                 tensor.add_(torch.randn_like(tensor), alpha=0.3)
-            elif "embed" in key:
+            elif "embed" in key and "project" not in key:
                 tensor.normal_()
             else:
-                tensor.normal_(std=1.6 / math.sqrt(max(tensor.shape)))
+                tensor.normal_(std=1.3 / math.sqrt(max(tensor.shape)))
     return model
 
 
@@ -81,7 +81,7 @@ class Capture:
         given |= given.pop("kwargs", {})
         query = given.get("hidden_states", given.get("query"))
         key = given.get("key_value_states", given.get("encoder_hidden_states", given.get("key")))
-        self.found |= {"query": query, "output": answer[0], "weights": answer[-1]}
+        self.found = {"output": answer[0], **self.found, "query": query, "weights": answer[-1]}
         self.found |= {} if key is None or key is query else {"key": key}
 
     def _output(self, module: torch.nn.Module, given: Any, answer: torch.Tensor) -> None:

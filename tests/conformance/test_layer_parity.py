@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -13,6 +14,7 @@ import safetensors.torch
 from typer.testing import CliRunner
 
 from service import cli
+from tests import processes
 from tests.conformance.layer_cases import CASES
 from tests.conformance.layer_questions import FRAMEWORK_ANSWERS, Imported, Question, Tensors, imported_layers
 from tests.conformance.packaged_models import SMOLLM2, packaged_cases, write_smollm2
@@ -70,13 +72,14 @@ def services(directory, failures) -> Iterator[dict[str, httpx2.Client]]:
     """A service for each dtype, all over the same layers."""
     assert len(failures) < len(LAYERS)
     with ExitStack() as stack:
-        started = {dtype: Started(directory / "layers", dtype=dtype) for dtype in TOLERANCES}
+        started = {dtype: Started(directory / "layers", dtype=dtype, workers=1) for dtype in TOLERANCES}
         for service in started.values():
             stack.callback(service.end)
         clients = {}
         for dtype, service in started.items():
-            service.wait_ready()
-            clients[dtype] = stack.enter_context(httpx2.Client(base_url=service.url, timeout=30))
+            url = service.url
+            processes.eventually(functools.partial(processes.is_ready, url), "the service is ready", within_s=200)
+            clients[dtype] = stack.enter_context(httpx2.Client(base_url=url, timeout=30))
         yield clients
 
 
