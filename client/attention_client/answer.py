@@ -23,7 +23,7 @@ from attention_client import errors
 from attention_client.arrays import MEDIA_TYPE, Array, Summarized, made_like, read
 from attention_client.errors import BadAnswer, ConnectionFailed, MethodNotAllowed, ServiceError
 
-# Tensors that an answer may have besides output and weights, and those that only attention without a layer has.
+# Tensors that an answer may have besides output and weights, and the keys and values that a later call takes as its past.
 EXTRAS = ("scores", "lse", "entropy")
 PRESENT = ("present_key", "present_value")
 OK = 200
@@ -83,7 +83,8 @@ class Answer(Summarized, Generic[Array]):
 
     `weights` is `[H, L, S]`, or `[L, S]` for the mean over heads, with `B` in front for a batch; float32, or float64 of a
     float64 query. It is a TopK for the form `top_k`, and None if the request asks for no weights. So are `scores` `[H, L, S]`,
-    `lse` and `entropy` `[H, L]`. `masked_rows` counts query rows that may attend to nothing.
+    `lse` and `entropy` `[H, L]`, and `present_key` and `present_value` `[Hkv, S, d]` in the dtype of the query: the past and
+    the new rows, rotated if the layer rotates. `masked_rows` counts query rows that may attend to nothing.
     """
 
     output: Array
@@ -91,6 +92,8 @@ class Answer(Summarized, Generic[Array]):
     scores: Array | None
     lse: Array | None
     entropy: Array | None
+    present_key: Array | None
+    present_value: Array | None
     masked_rows: int
     layer: str
     digest: str = dataclasses.field(repr=False)
@@ -202,8 +205,7 @@ def read_attention(reply: Reply, query: Array, rows: Axes, wanted: Mapping[str, 
     """Decode the reply to a call of attention without a layer, as `read_answer` does."""
     arrays, facts = _decoded(reply, query, wanted)
     _check_rows(arrays["output"], rows)
-    present = {name: arrays.get(name) for name in PRESENT}
-    return AttentionAnswer(**_shared_fields(reply, arrays, facts) | present)
+    return AttentionAnswer(**_shared_fields(reply, arrays, facts))
 
 
 def _shared_fields(reply: Reply, arrays: Mapping[str, Array], facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -212,7 +214,7 @@ def _shared_fields(reply: Reply, arrays: Mapping[str, Array], facts: Mapping[str
     if "weights.values" in arrays:
         weights = TopK(*(arrays[f"weights.{part}"] for part in ("values", "indices", "rest")))
     return {
-        **{name: arrays.get(name) for name in EXTRAS},
+        **{name: arrays.get(name) for name in (*EXTRAS, *PRESENT)},
         "output": arrays["output"],
         "weights": weights,
         "masked_rows": _checked(facts["masked_rows"], int),

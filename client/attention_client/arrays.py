@@ -29,6 +29,7 @@ MEDIA_TYPE = "application/vnd.safetensors"
 _LENGTH_BYTES = 8
 _DTYPES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64", "BOOL": "bool", "I32": "int32", "I64": "int64"}  # fmt: skip  # noqa: E501
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
+INTEGERS = frozenset({"int32", "int64"})
 VALUES = frozenset(_DTYPES.values())
 # Dtypes that the wire format lacks, and the one that holds them without loss: 0/1 masks are often uint8.
 _WIDENED = dict.fromkeys(("int8", "uint8", "int16", "uint16", "uint32"), "int64")

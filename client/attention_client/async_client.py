@@ -35,8 +35,10 @@ from attention_client.options import ClientOptions, check_count, checked_timeout
 from attention_client.request import (
     ATTENTION_PATH,
     Call,
+    LayerMasks,
     Layout,
     MaskedRows,
+    Positions,
     Request,
     ScoresWanted,
     WeightsWanted,
@@ -84,6 +86,12 @@ class AsyncClient(ClientOptions):
         lse: bool = False,
         entropy: bool = False,
         masked_rows: MaskedRows = "zero",
+        positions: Positions | None = None,
+        key_positions: Positions | None = None,
+        layer_masks: LayerMasks = "apply",
+        past_key: Array | None = None,
+        past_value: Array | None = None,
+        present: bool = False,
         timeout_s: float | None = None,
         request_id: str | None = None,
     ) -> Answer[Array]:
@@ -91,10 +99,15 @@ class AsyncClient(ClientOptions):
 
         Arrays are float16, bfloat16, float32 or float64. `key` defaults to `query`, `value` to `key`, `timeout_s` (seconds)
         to the client's. `scores` is a stage (scaled, capped, masked) or the API's object. The heads give zeros for a row that
-        may attend to nothing; `masked_rows="error"` raises MaskedRow. Raises the service's error, InvalidInput and its
-        subclasses, LayerNotFound, DeadlineExceeded, ConnectionFailed or BadAnswer; RuntimeError if the client is closed.
+        may attend to nothing; `masked_rows="error"` raises MaskedRow. `positions` `[L]` and `key_positions` `[S]` are whole
+        numbers; a layer that uses positions needs both where L ≠ S. `layer_masks="none"` leaves out the layer's own masks.
+        `past_key` `[Hkv, P, d]` and `past_value` are the present of an earlier answer, and `present` asks for that of this
+        one. Raises the service's error, InvalidInput and its subclasses, LayerNotFound, DeadlineExceeded, ConnectionFailed or
+        BadAnswer; RuntimeError if the client is closed.
         """
-        request = Request(query, key, value, masks, weights, masked_rows, scores, lse, entropy)
+        of_call = (masks, weights, masked_rows, scores, lse, entropy)
+        of_layer = (positions, key_positions, layer_masks, past_key, past_value, present)
+        request = Request(query, key, value, *of_call, *of_layer)
         return await self.http.ask(attend_call(layer, request), timeout_s, request_id)
 
     @with_remedies

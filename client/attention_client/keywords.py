@@ -25,6 +25,10 @@ _FOREIGN = {
     r"len(s|gths?)?(_|$)|seqlen": "masks=[masks.lengths(n)], of the first n keys",
     r"window": "masks=[masks.window(left, right)]",
     r"top_?k": 'weights=Weights("top_k", k=3)',
+    r"(cos|sin|rope|rotary|freqs?|position_emb\w*)($|_)": "rotary=",
+    r"^(cache_|input_)?pos": "positions=",
+    r"sink|s_aux": "sinks=",
+    r"use_cache": "present=True",
     r"(need|average|return|output|sow)_": 'weights="heads" for a table of each head, or weights="mean"',
     r"past|cache": "past_key= and past_value=",
     r"scal": "scale=",
@@ -35,7 +39,7 @@ _FOREIGN = {
     r"^(v|values?(_states)?|inputs_v)$": "value=",
     r"^(q|x|query_states|queries|inputs?(_q)?|hidden_states)$": "query=",
 }
-_OF_A_LAYER = ("num_heads", "num_kv_heads", "scale", "softcap")
+_OF_A_LAYER = ("num_heads", "num_kv_heads", "scale", "softcap", "sinks", "rotary")
 
 
 def with_remedies(function: Callable[Given, Result]) -> Callable[Given, Result]:

@@ -45,12 +45,12 @@ def ignore(values: Any, *, axes: Axes | None = None) -> Mask:
 
 def lengths(values: Any) -> Mask:
     """Allow only the first n keys; n is a number or `[L]` for one sequence, `[B]` or `[B, L]` for a batch."""
-    return Mask("lengths", _converted(values, np.int64, "iu", BadDtype, "whole numbers of 64 bits"))
+    return Mask("lengths", converted(values, np.int64, "iu", BadDtype, "whole numbers of 64 bits"))
 
 
 def bias(values: Any, *, axes: Axes | None = None) -> Mask:
     """Add the values to the scaled scores (ALiBi, relative position bias); `-inf` blocks a key. Values as in `attend`."""
-    values = _converted(values, np.float32, "iuf", BadDtype, "numbers")
+    values = converted(values, np.float32, "iuf", BadDtype, "numbers")
     return Mask("bias", values, given(axes=axes))
 
 
@@ -117,23 +117,25 @@ def given(**fields: object) -> dict[str, object]:
 
 
 def _flags(values: Any) -> Any:
-    return _converted(values, np.bool_, "biu", BadMask, "true, false, 0 or 1")
+    return converted(values, np.bool_, "biu", BadMask, "true, false, 0 or 1")
 
 
-def _converted(values: Any, dtype: type, kinds: str, error: type[InvalidInput], wanted: str) -> Any:
+def converted(
+    values: Any, dtype: type, kinds: str, error: type[InvalidInput], wanted: str, name: str = "the values of this mask"
+) -> Any:
     """Return lists as an array of the dtype; arrays and tensors as they are."""
     if hasattr(values, "dtype"):
         return values
     try:
         found = np.asarray(values)
     except Exception:  # a list may hold arrays, tensors or objects, whose methods raise anything  # noqa: BLE001
-        raise BadShape("the values of a mask must be a number, or lists of one length at each depth") from None
+        raise BadShape(f"{name} must be a number, or lists of one length at each depth") from None
     if found.size and found.dtype.kind not in kinds:
-        raise error(f"the values of this mask must be {wanted}")
+        raise error(f"{name} must be {wanted}")
     with np.errstate(over="ignore"):
         made: Any = found.astype(dtype)
     if dtype is not np.float32 and not (made == found).all():
-        raise error(f"the values of this mask must be {wanted}")
+        raise error(f"{name} must be {wanted}")
     # Minus infinity blocks a key, so no number may overflow to it.
     if dtype is np.float32 and not (np.isfinite(made) | (found == -np.inf)).all():
         raise NonFinite("the values of this mask must be within the range of float32, or minus infinity")

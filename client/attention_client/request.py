@@ -16,19 +16,33 @@ from typing import Any, Generic, Literal, cast
 import numpy as np
 import numpy.typing as npt
 
-from attention_client.answer import EXTRAS, Answer, Axes, Reply, Result, TextAnswer, read_answer, read_text_answer
-from attention_client.arrays import FLOATS, MEDIA_TYPE, VALUES, Array, Raw, Summarized, raw, write
-from attention_client.errors import InvalidInput, LayerNotFound, MaskKindRequired, ModelNotFound, NotServed
+from attention_client.answer import (
+    EXTRAS,
+    PRESENT,
+    Answer,
+    Axes,
+    Reply,
+    Result,
+    TextAnswer,
+    read_answer,
+    read_text_answer,
+)
+from attention_client.arrays import FLOATS, INTEGERS, MEDIA_TYPE, VALUES, Array, Raw, Summarized, raw, write
+from attention_client.errors import BadDtype, InvalidInput, LayerNotFound, MaskKindRequired, ModelNotFound, NotServed
 from attention_client.keywords import with_remedies
-from attention_client.masks import Mask, given
+from attention_client.masks import Mask, converted, given
 
 Indices = Sequence[int] | npt.NDArray[np.integer[Any]]
+Positions = Any
+"""Whole numbers `[L]`, or `[B, L]` for a batch: lists, an array or a tensor. None: 0, 1, … each."""
+LayerMasks = Literal["apply", "none"]
 MaskedRows = Literal["zero", "error"]
 Layout = Literal["ld", "bld", "hld", "lhd", "bhld", "blhd", "packed"]
 Stage = Literal["scaled", "capped", "masked"]
 ScoresWanted = Stage | Mapping[str, Any] | None
 
 ATTENTION_PATH = "/v1/attention"
+_POSITIONS = ("positions", "key_positions")
 _KINDS = ("attend", "ignore", "lengths", "bias", "causal", "window")
 _TOP_K = {"weights.values": "float", "weights.indices": "int32", "weights.rest": "float"}
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
@@ -59,6 +73,8 @@ class Request(Summarized, Generic[Array]):
     `key` defaults to `query`, `value` to `key`. `weights` is a `Weights`, a form's name, the API's object, or None for none,
     `scores` a stage (scaled, capped, masked) or the API's object.
     A query row that may attend to nothing is an error for `masked_rows` "error"; for "zero" the heads give zeros there.
+    `positions` and `key_positions` are those of a layer that uses positions, `layer_masks` "none" leaves out its own masks.
+    `past_key` and `past_value` stand before the keys; `present` returns both with the new rows.
     """
 
     query: Array
@@ -70,6 +86,12 @@ class Request(Summarized, Generic[Array]):
     scores: ScoresWanted = None
     lse: bool = False
     entropy: bool = False
+    positions: Positions | None = None
+    key_positions: Positions | None = None
+    layer_masks: LayerMasks = "apply"
+    past_key: Array | None = None
+    past_value: Array | None = None
+    present: bool = False
 
 
 Request.__init__ = with_remedies(Request.__init__)  # type: ignore[method-assign]
@@ -89,9 +111,11 @@ class Call(Generic[Result]):
 
 def attend_call(layer: str, request: Request[Array]) -> Call[Answer[Array]]:
     """Encode an attend call. Raises InvalidInput, BadDtype, MaskKindRequired or LayerNotFound."""
-    arrays = {"query": request.query, "key": request.key, "value": request.value}
-    options = {"masks": request.masks, "weights": request.weights}
-    options |= extras(request.scores, request.lse, request.entropy)
+    names = ("query", "key", "value", *_POSITIONS, "past_key", "past_value")
+    arrays = {name: getattr(request, name) for name in names}
+    layer_masks = None if request.layer_masks == "apply" else request.layer_masks
+    options = {"masks": request.masks, "weights": request.weights, "layer_masks": layer_masks}
+    options |= extras(request.scores, request.lse, request.entropy) | {"present": request.present or None}
     return tensor_call(f"{layer_path(layer)}/attend", read_answer, arrays, request.masked_rows, options)
 
 
@@ -112,13 +136,21 @@ def tensor_call(
 
     Raises InvalidInput, BadDtype or MaskKindRequired.
     """
-    tensors = {name: raw(x, f"/{name}", FLOATS) for name, x in arrays.items() if x is not None or name == "query"}
+    tensors = {name: _raw(x, name) for name, x in arrays.items() if x is not None or name == "query"}
     query, rows, dtype = cast("Array", arrays["query"]), tensors["query"].bits.shape[:-1], tensors["query"].dtype
-    present = {f"present_{name}": tensors[name].dtype for name in ("key", "value") if name in tensors}
+    # A layer's present has the dtype of the query; without a layer it has those of key and value.
+    sources = ("key", "value") if path == ATTENTION_PATH else ("query", "query")
+    present = {name: tensors[of].dtype for name, of in zip(PRESENT, sources, strict=True) if of in tensors}
     fields, wanted = _fields(options, masked_rows, tensors)
     wanted |= {"output": dtype} | (present if "present" in fields else {})
     content = write(tensors, {"request": json_text(fields)})
     return Call(path, lambda reply: read(reply, query, rows, wanted), content, MEDIA_TYPE)
+
+
+def _raw(array: object, name: str) -> Raw:
+    if name in _POSITIONS:
+        array = converted(array, np.int64, "iu", BadDtype, "whole numbers", name)
+    return raw(array, f"/{name}", INTEGERS if name in _POSITIONS else FLOATS)
 
 
 def text_call(

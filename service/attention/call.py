@@ -41,7 +41,9 @@ class Call(NamedTuple):
 
     `positions` [B|1, L] and `key_positions` [B|1, P + S], int64, are both given or both None, which means 0, 1, … each. The
     layer's window is in `mask`. `past_key` [B, G, P, H] and `past_value` [B, G, P, V] come together; they stand before the keys
-    of the call, normalised and rotated, as an answer's present.
+    of the call, normalised and rotated, as an answer's present. A present has the bits that the whole sequence would give it; the
+    output of a row behind a past is that row's of the whole sequence within rounding (1e-6 in float32), because a kernel sums
+    over rows of another shape in another order.
     """
 
     query: torch.Tensor

@@ -169,14 +169,18 @@ class Layer:
 
         False of unmasked sequences that are computed by the definition, and on a GPU.
         """
-        keys = call.num_past + call.source.shape[1] + self.spec.extra_keys
-        is_small = kernels.is_plain_small(self._like, self.spec.num_heads * call.query.shape[1] * keys)
-        if call.mask is None and self._bias is None and (self._like.device.type != "cpu" or is_small):
-            return False
+        if call.mask is None and self._bias is None:
+            keys = call.num_past + call.source.shape[1] + self.spec.extra_keys
+            scores = self.spec.num_heads * call.query.shape[1] * keys
+            if self._like.device.type != "cpu" or kernels.is_plain_small(self._like, scores):
+                return False
         inputs = (x for x in (call.query, call.key, call.value) if x is not None)
-        past = (x for x in (call.past_key, call.past_value) if x is not None)
-        safe_range = kernels.safe_range(self.dtype, self.spec.head_width, self.spec.scale)
-        return not (kernels.are_within(inputs, self._safe_input) and kernels.are_within(past, safe_range))
+        if not kernels.are_within(inputs, self._safe_input):
+            return True
+        if call.past_key is None or call.past_value is None:
+            return False
+        most = kernels.safe_range(self.dtype, self.spec.head_width, self.spec.scale)
+        return not kernels.are_within((call.past_key, call.past_value), most)
 
     def may_share(self, length: int) -> bool:
         """Return whether unmasked self-attention of several sequences of this length is one call of a kernel."""
@@ -272,7 +276,10 @@ class Layer:
         if self._fused is None:
             return self._normalised(self._project(self._inputs, parts), calls)
         (qkv_RW,) = self._project([self._fused], parts)
-        return self._normalised(qkv_RW.split_with_sizes(self._widths, dim=-1), calls)
+        if self._query_key is None:
+            return qkv_RW.split_with_sizes(self._widths, dim=-1)
+        qk_RW, v_RW = qkv_RW.split_with_sizes([sum(self._widths[:2]), self._widths[2]], dim=-1)
+        return [*self._query_key.of_self(qk_RW, calls), v_RW]
 
     def _normalised(self, columns: Sequence[torch.Tensor], calls: Sequence[Call]) -> Sequence[torch.Tensor]:
         """Return q, k and v of the calls with query and key normalised and rotated, where the layer does so."""

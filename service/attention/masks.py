@@ -141,7 +141,8 @@ def of_positions(window: Window, positions: torch.Tensor, key_positions: torch.T
         None if bound is None else torch.searchsorted(keys, bound, right=is_high)[:, None, :, None]
         for bound, is_high in zip(ends, (False, True), strict=True)
     )
-    first, last = torch.zeros(1, 1, 1, 1, dtype=torch.int64), torch.full((1, 1, 1, 1), keys.shape[1])
+    first = torch.zeros(1, 1, positions.shape[1], 1, dtype=torch.int64)
+    last = torch.full_like(first, keys.shape[1])
     return Run(first if low is None else low, last if high is None else high)
 
 
@@ -199,7 +200,8 @@ class CombinedMask:
         if extra_keys:
             table[..., keys:].zero_()
         tables, run = self.tables(sequence), self.run(sequence)
-        biases, far = [values for values in tables if values.dtype != torch.bool], self.by_distance(sequence)
+        biases = [values for values in tables if values.dtype != torch.bool]
+        far = self.by_distance(sequence)
         # If no sum can leave the dtype's range, no clamp is needed, and -inf stays -inf by itself.
         is_clamped = sum(map(_largest, [*biases, *(one.values for one in far)])) > torch.finfo(dtype).max / 2
         blocking = [values for values in tables if is_clamped or values.dtype == torch.bool]

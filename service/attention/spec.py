@@ -54,7 +54,7 @@ class Rotary:
 
     def __post_init__(self) -> None:
         _check_word("rotary.layout", self.layout, Layout)
-        if not 1 <= len(self.inverse_frequencies) <= MAX_ROTATED // 2:
+        if type(self.inverse_frequencies) is not tuple or not 1 <= len(self.inverse_frequencies) <= MAX_ROTATED // 2:
             raise LayerError(f"rotary.inverse_frequencies must have 1 to {MAX_ROTATED // 2} numbers")
         for number in self.inverse_frequencies:
             _check_number("each of rotary.inverse_frequencies", number)

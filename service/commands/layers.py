@@ -1,14 +1,13 @@
 """`layers import | list | check | remove | publish` commands: manage stored layers from the terminal.
 
 Invariants: A layer is checked completely before it is stored, and replaces another one only with `--replace`. `import` and
-`check` run the layer in float32 on the CPU, and compare it with a float64 reference on the source's own tensors. Progress goes to
-stderr, results to stdout. A running service is asked only with `--url`.
+`check` run the layer in float32 on the CPU, and compare it with its source (`parity.py`). Progress goes to stderr, results to
+stdout. A running service is asked only with `--url`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +19,7 @@ from service.attention.spec import MAX_HEADS, MAX_SCALE, MIN_SCALE
 from service.commands.layer_admin import curl, serve_at
 from service.commands.terminal import console, say, steps
 from service.errors import LayerError, LayerMissing
-from service.layers.wording import about
+from service.layers.wording import about, bounded
 
 if TYPE_CHECKING:
     from service.attention.spec import LayerSpec
@@ -29,10 +28,6 @@ if TYPE_CHECKING:
 
     AnyStore = Store | ModelStore
 
-CHECK_ROWS = 24
-CHECK_SEED = 7
-# Over a few hundred products, errors of float32 against float64 are near 1e-6 of the largest value.
-TOLERANCE = 1e-4
 MAX_HEAD_BYTES = 64 * 1024
 # As in layers/directory.py, whose import takes seconds; a test compares them.
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
@@ -174,11 +169,13 @@ def checked(store: Store, stored: StoredLayer, step: Callable[[str], None], *, r
     """
     is_new = replace or not store.directory.is_dir() or not holds(store, stored)
     step(f"comparing {stored.name} with float64")
+    from service.commands import parity
+
     with about(f'layer "{stored.name}" is not stored'):
-        is_close, parity = _parity(stored, stored)
+        is_close, errors = parity.with_float64(stored, stored)
         if not is_close:
-            raise LayerError(f"float32 is too far from its float64 reference, {parity}")
-    return parity, is_new
+            raise LayerError(f"float32 is too far from its float64 reference, {errors}")
+    return errors, is_new
 
 
 def written(store: AnyStore, given: Any, step: Callable[[str], None], *, replace: bool) -> bool:
@@ -295,9 +292,11 @@ def check(
         if differences := _differences(stored.spec, origin.spec):
             raise LayerError(f"the stored layer is not that of the source: {differences}")
         step("comparing them")
-        is_close, parity = _parity(stored, origin)
+        from service.commands.parity import with_source
+
+        is_close, errors, reference = with_source(stored, origin, Path(path))
     same = "the same digest" if stored.digest == origin.digest else "another digest"
-    say(f"{name}: {parity}; {same}: {'parity' if is_close else 'NO PARITY'}")
+    say(f"{name}: {errors}; {same}: {'parity' if is_close else 'NO PARITY'} with {reference}")
     if not is_close:
         raise typer.Exit(1)
 
@@ -307,11 +306,15 @@ def _differences(stored: LayerSpec, origin: LayerSpec) -> str:
 
     def values(spec: LayerSpec) -> dict[str, object]:
         found = {**dataclasses.asdict(spec), "biases": ", ".join(spec.biases) or "none"}
-        return {name.removeprefix("num_").replace("_", " "): value for name, value in found.items()}
+        parts = [(part, fields) for part, fields in found.items() if isinstance(fields, dict)]
+        found |= {f"{part} {name}": one for part, fields in parts for name, one in fields.items()}
+        kept = {name: one for name, one in found.items() if one is not None and not isinstance(one, dict)}
+        return {name.removeprefix("num_").replace("_", " "): one for name, one in kept.items()}
 
-    theirs = values(origin)
-    pairs = ((name, value, theirs[name]) for name, value in values(stored).items())
-    return "; ".join(f"{name}: {ours} stored, {other} in the source" for name, ours, other in pairs if ours != other)
+    ours, theirs = values(stored), values(origin)
+    differing = [name for name in ours | theirs if ours.get(name) != theirs.get(name)]
+    pairs = ((name, *(bounded(str(side.get(name, "none")), 60) for side in (ours, theirs))) for name in differing)
+    return "; ".join(f"{name}: {one} stored, {other} in the source" for name, one, other in pairs)
 
 
 @app.command()
@@ -352,31 +355,3 @@ def publish(
         except OSError as error:
             raise LayerError(f"{destination} cannot be written: {error.strerror}") from None
     say(layer_set.digest)
-
-
-def _parity(stored: StoredLayer, origin: StoredLayer) -> tuple[bool, str]:
-    """Compare `stored` with the reference on the tensors of `origin`, on seeded random rows; return the errors in words too."""
-    import numpy as np
-    import torch
-
-    from service.attention import reference
-    from service.attention.call import Call, WeightsWanted
-    from service.attention.layer import Layer
-
-    spec, generator = stored.spec, np.random.default_rng(CHECK_SEED)
-    query, key, value = (
-        generator.standard_normal((CHECK_ROWS, width)).astype(np.float32)
-        for width in (spec.query_width, spec.key_width, spec.value_width)
-    )
-    tensors = {name: tensor.to(torch.float64).numpy() for name, tensor in origin.tensors.items()}
-    expected, expected_weights = reference.attend(spec, tensors, query, key, value)
-    rows = [torch.from_numpy(x)[None] for x in (query, key, value)]
-    call = Call(rows[0], rows[1], rows[2], weights=WeightsWanted("heads"))
-    with torch.inference_mode():
-        served = Layer(spec, stored.tensors, dtype=torch.float32, device=torch.device("cpu")).forward([call])[0]
-    assert isinstance(served.weights, torch.Tensor), "form heads gives one tensor. This is a bug."
-    output_error = float(np.abs(served.output[0].numpy() - expected).max())
-    weights_error = float(np.abs(served.weights[0].numpy() - expected_weights).max())
-    size = max(float(np.abs(expected).max()), math.ulp(1.0))
-    is_close = output_error <= TOLERANCE * size and weights_error <= TOLERANCE
-    return is_close, f"max abs error output {output_error:.3g} (largest value {size:.3g}), weights {weights_error:.3g}"

@@ -2,11 +2,13 @@
 
 import { make } from "./dom.js";
 import { floatsOf } from "./masks.js";
+import { get } from "./service.js";
 
 /** @typedef {import("./picture.js").Picture} Picture */
-/** What the service says of one cell; `capped` and `contribution` are null where nothing caps, or none was asked for.
+/** What the service says of one cell; `capped` and `contribution` are null where nothing caps, or none was asked for. A layer may add a
+ * bias of its own, and a sink, which counts in the row's sum alone.
  * @typedef {{ scaled: number, capped: number | null, softcap: number, masked: number, lse: number, weight: number,
- *   contribution: number | null }} Cell */
+ *   contribution: number | null, hasBias?: boolean, hasSink?: boolean }} Cell */
 /** A line: what, how it comes from the figures above, and its own figure. @typedef {[string, string, string]} Line */
 
 /** Return the lines of a cell. Each figure is computed from those shown above it, with the fewest digits that give the weight of the
@@ -44,13 +46,14 @@ function worked(cell, digits) {
   }
   const added = Number(fixed(cell.masked - (cell.capped ?? cell.scaled)));
   const sum = Number(fixed(score + added));
-  lines.push(line("masks add", "", fixed(added)), line("score", `${fixed(score)} + ${fixed(added)}`, fixed(sum)));
+  const sink = cell.hasSink ? " and of the sink" : "";
+  lines.push(line(cell.hasBias ? "the layer's bias and masks add" : "masks add", "", fixed(added)), line("score", `${fixed(score)} + ${fixed(added)}`, fixed(sum)));
   const [exp, total] = [Math.exp(sum), Math.exp(Number(fixed(cell.lse)))].map((value) => value.toPrecision(digits + 1));
   if (Number(exp) > 0 && Number(total) < Infinity && Number(total) > 0) {
-    lines.push(line("exp(score)", `exp(${fixed(sum)})`, exp), line("the row's sum of exp", `exp(${fixed(cell.lse)})`, total));
+    lines.push(line("exp(score)", `exp(${fixed(sum)})`, exp), line(`the row's sum of exp${sink}`, `exp(${fixed(cell.lse)})`, total));
     return { lines, working: `${exp} / ${total}`, weight: Number(exp) / Number(total) };
   }
-  lines.push(line("logarithm of the row's sum of exp", "", fixed(cell.lse)));
+  lines.push(line(`logarithm of the row's sum of exp${sink}`, "", fixed(cell.lse)));
   const [, , difference] = line("", "", fixed(sum - Number(fixed(cell.lse))));
   return { lines, working: `exp(${difference})`, weight: Math.exp(Number(fixed(sum - Number(fixed(cell.lse))))) };
 }
@@ -98,8 +101,9 @@ function table({ picture, head, row, column }, lines) {
 
 /** Ask the service for the cell: one request for each stage of the scores.
  * @param {Place} place @param {(body: object) => Promise<any>} ask @returns {Promise<Cell>} */
-async function cellOf({ picture: { body, source, rows, sequences }, head, row, column }, ask) {
-  const { softcap = null } = body;
+async function cellOf({ picture: { path, body, source, rows, sequences }, head, row, column }, ask) {
+  // A layer shows its parts; without one the request has them.
+  const { softcap = null, relative_bias, has_sinks } = path.startsWith("v1/layers/") ? await get(path.replace(/\/attend$/, "")) : body;
   const selected = { heads: [head], queries: [row] };
   const staged = (/** @type {string} */ stage, form = "heads") =>
     ask({ ...body, entropy: false, lse: true, encoding: "base64", weights: { form, ...selected }, scores: { stage, ...selected } });
@@ -117,5 +121,7 @@ async function cellOf({ picture: { body, source, rows, sequences }, head, row, c
     lse: figure(scaled.lse, head * rows.length + row),
     weight: figure(scaled.weights, column),
     contribution: source.form === "contributions" ? figure(masked.weights, column) : null,
+    hasBias: Boolean(relative_bias),
+    hasSink: Boolean(has_sinks ?? body.sinks),
   };
 }

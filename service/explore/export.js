@@ -12,7 +12,7 @@ import { apiKey } from "./service.js";
 
 /** More bytes than this do not fit into one argument of a program. */
 const MAX_ARGUMENT = 100_000;
-const LIMITS = "The hidden states come from the unmasked model, and a mask acts on this layer alone. Attention is not explanation.";
+const LIMITS = "A mask acts on this layer alone. Attention is not explanation.";
 
 /** Characters that are not seen, turn text around, or move a terminal's cursor. */
 const UNSEEN = /[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Cn}\p{Co}]/gu;
@@ -170,7 +170,8 @@ function described({ source, layerName, columns }, name) {
   const { own, text, pair, model, masks, form, head } = source;
   const said = own ? `An own request to ${own.path}` : `“${text}”${pair ? ` and “${pair}”` : ""}, model ${model}`;
   const figures = form === "heads" ? "attention weights" : "contributions";
-  return [`${name}${said}, layer ${layerName}, head ${head}, ${figures}.`, ...masks.map((mask) => `${explainMask(mask, columns)}.`)];
+  const states = own ? [] : ["The hidden states come from the unmasked model."];
+  return [`${name}${said}, layer ${layerName}, head ${head}, ${figures}.`, ...states, ...masks.map((mask) => `${explainMask(mask, columns)}.`)];
 }
 
 /** The canvas as a PNG file. @param {HTMLCanvasElement} canvas @returns {Promise<Blob>} */

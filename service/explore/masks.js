@@ -140,7 +140,7 @@ export class MaskEditor {
     this.masks = side.masks;
     this.sizes = { rows: rows.length, columns: columns.length, sequences };
     this.note.textContent = [
-      side.own ? "Masks of the pasted request stay." : ALONE, "All masks together must allow a cell; biases add up.",
+      side.own ? "Masks of the pasted request, and a layer's own, stay." : ALONE, "All masks together must allow a cell; biases add up.",
       rows.length === columns.length ? "Both alignments are the same here: there are as many queries as keys." : "",
     ].join(" ");
     keepFocus(this.list, () => this.list.replaceChildren(...this.masks.map((mask, i) => this.item(mask, i, columns))));

@@ -35,8 +35,10 @@ export function requestOf(side, heads, dtype) {
     body: { text: side.text, ...(side.pair ? { text_pair: side.pair } : {}), layer: side.layer },
   };
   const masks = [...(body.masks ?? []), ...side.masks];
-  const scores = masks.length ? { masks, scores: { stage: "masked", ...some, dtype: "float32" } } : {};
-  return { path, body: { ...body, ...wanted, ...scores } };
+  // A layer may have masks of its own; those of the models here have none.
+  const hasMasks = masks.length > 0 || path.startsWith("v1/layers/");
+  const scores = hasMasks ? { scores: { stage: "masked", ...some, dtype: "float32" } } : {};
+  return { path, body: { ...body, ...wanted, ...(masks.length ? { masks } : {}), ...scores } };
 }
 
 /** Asks the service for the picture of a side.

@@ -12,18 +12,29 @@ const DTYPES = new Map(Object.entries({
 /** What the picture itself asks for. */
 const CHOSEN = ["weights", "scores", "lse", "entropy", "encoding", "present"];
 
-/** Return the body of a request: JSON text, or a safetensors file, whose tensors become base64 (the same bits).
- * @param {Uint8Array} bytes @returns {Record<string, any>} @throws {Error} in plain words */
+/** A request with the labels of its rows and keys, empty where it has none.
+ * @typedef {{ body: Record<string, any>, rows: string[], columns: string[] }} Saved */
+
+/** Return a saved request: JSON text, or a safetensors file, whose tensors become base64 (the same bits).
+ * Labels stand beside the request: in the file's metadata, or in {"request": …, "labels": […], "key_labels": […]}.
+ * @param {Uint8Array} bytes @returns {Saved} @throws {Error} in plain words */
 export function parseRequest(bytes) {
   const length = bytes.length > 8 ? Number(new DataView(bytes.buffer, bytes.byteOffset).getBigUint64(0, true)) : Infinity;
   const isSafetensors = bytes[8] === 0x7b && length <= bytes.length - 8;
   const size = bytes.length * (isSafetensors ? 4 / 3 : 1) / 2 ** 20;
   if (size > MAX_MIB) throw new Error(`The request would have ${size.toFixed(1)} MiB as JSON; at most ${MAX_MIB} MiB fit.`);
-  const body = isSafetensors ? ofSafetensors(bytes, length) : ofText(bytes, "This is neither JSON nor a safetensors file");
+  const found = isSafetensors ? ofSafetensors(bytes, length) : ofText(bytes, "This is neither JSON nor a safetensors file");
+  const { request: body, labels, key_labels } = isObject(found?.request) ? found : { request: found };
   if (!isObject(body)) throw new Error('A request is a JSON object, like {"query": [[1, 0], [0, 1]]}.');
   if (body.query === undefined) throw new Error('The request has no "query"; it is the only field that every request has.');
   if (body.masks !== undefined && !(Array.isArray(body.masks) && body.masks.every(isObject))) throw new Error('"masks" must be a list of objects.');
-  return body;
+  return { body, rows: textsOf(labels), columns: textsOf(key_labels) };
+}
+
+/** @param {unknown} labels @returns {string[]} */
+function textsOf(labels = []) {
+  if (Array.isArray(labels) && labels.every((label) => typeof label === "string")) return labels;
+  throw new Error('"labels" and "key_labels" must be lists of texts.');
 }
 
 /** @param {unknown} value @returns {value is Record<string, any>} */
@@ -38,10 +49,11 @@ function ofText(bytes, complaint) {
   }
 }
 
-/** @param {Uint8Array} bytes @param {number} length of the header */
+/** @param {Uint8Array} bytes @param {number} length of the header @returns {Record<string, any>} */
 function ofSafetensors(bytes, length) {
   const { __metadata__: metadata = {}, ...tensors } = ofText(bytes.subarray(8, 8 + length), "The header of the safetensors file is not JSON");
-  const fields = ofText(new TextEncoder().encode(metadata?.request ?? "{}"), 'The metadata "request" of the safetensors file is not JSON');
+  const [fields, labels, key_labels] = ["request", "labels", "key_labels"].map((name) =>
+    ofText(new TextEncoder().encode(metadata?.[name] ?? (name === "request" ? "{}" : "[]")), `The metadata "${name}" of the safetensors file is not JSON`));
   if (!isObject(fields)) throw new Error('The metadata "request" of the safetensors file must be a JSON object.');
   for (const [name, tensor] of Object.entries(tensors)) {
     const [start, end] = tensor?.data_offsets ?? [];
@@ -56,7 +68,7 @@ function ofSafetensors(bytes, length) {
     else if (isObject(fields.masks?.[Number(index)])) fields.masks[Number(index)].values = value;
     else throw new Error(`The tensor masks.${index}.values belongs to no entry of "masks" in the metadata "request".`);
   }
-  return fields;
+  return { request: fields, labels, key_labels };
 }
 
 /** Return the own request, without what the picture itself asks for.
@@ -81,8 +93,8 @@ class OwnForm {
   columns = make("textarea", { rows: 2, spellcheck: "false" });
   sequence = make("input", { type: "number", min: 0, value: 0 });
   status = make("p", { role: "status" });
-  /** @type {Record<string, any> | null} */
-  body = null;
+  /** @type {Saved | null} */
+  saved = null;
 
   /** @param {(own: Own) => void} onRequest */
   constructor(onRequest) {
@@ -97,9 +109,11 @@ class OwnForm {
     this.target.addEventListener("focus", () => this.fill().catch(say));
     const handled = (/** @type {(event: any) => void} */ act) => (/** @type {Event} */ event) => { event.preventDefault(); act(event); };
     const draw = () => this.attempt(() => {
-      if (!this.body) throw new Error("Paste a request, or choose a file.");
-      const [rows, columns] = [this.rows, this.columns].map(({ value }) => labelsOf(value));
-      this.onRequest(ownOf(this.target.value, this.body, rows, columns, Number(this.sequence.value)));
+      if (!this.saved) throw new Error("Paste a request, or choose a file.");
+      const { body, ...labels } = this.saved;
+      const typed = [this.rows, this.columns].map(({ value }) => labelsOf(value));
+      const [rows, columns] = typed.some(({ length }) => length) ? typed : [labels.rows, labels.columns];
+      this.onRequest(ownOf(this.target.value, body, rows, columns, Number(this.sequence.value)));
     });
     const drop = (/** @type {DragEvent} */ event) => this.read(event.dataTransfer?.files[0]).catch(say);
     return make("form", { class: "own-request", onsubmit: handled(draw), ondrop: handled(drop), ondragover: handled(() => {}) },
@@ -121,8 +135,8 @@ class OwnForm {
 
   /** @param {Uint8Array} bytes */
   take(bytes) {
-    this.body = this.attempt(() => (bytes.length ? parseRequest(bytes) : null));
-    if (this.body) this.status.textContent = "The request is read.";
+    this.saved = this.attempt(() => (bytes.length ? parseRequest(bytes) : null));
+    if (this.saved) this.status.textContent = `The request is read${this.saved.rows.length ? `, with ${this.saved.rows.length} labels` : ""}.`;
   }
 
   /** @param {File | undefined} found */

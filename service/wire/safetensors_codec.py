@@ -41,8 +41,8 @@ LONG_HEADER_BYTES = 32 * 1024
 NUM_REMEMBERED = 256
 MAX_REMEMBERED_BYTES = 512
 _MASK_VALUES = re.compile(r"masks\.(0|[1-9][0-9]{0,3})\.values")
-# Other writers put `format` into the metadata of every file; it has no meaning here.
-_METADATA = {"request", "format"}
+# Other writers put `format` into the metadata of every file, and a saved request has labels for /explore; both are ignored here.
+_METADATA = {"request", "format", "labels", "key_labels"}
 
 
 def parse_safetensors(body: bytearray, *, max_depth: int, max_numbers: int = MAX_TEXT_NUMBERS) -> dict[str, object]:

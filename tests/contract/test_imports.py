@@ -122,6 +122,19 @@ def test_the_service_neither_imports_nor_installs_ray():
     assert not [path for path in MODULES if "ray" in {name.split(".")[0] for name in imports_of(path)}]
 
 
+def test_only_the_check_of_a_layer_imports_transformers_which_the_service_does_not_install():
+    project = tomllib.loads((SERVICE.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert not [text for text in project["dependencies"] if text.startswith(("transformers", "huggingface"))]
+    knowing = [
+        path
+        for path in MODULES
+        if {name.split(".")[0] for name in imports_of(path)} & {"transformers", "huggingface_hub"}
+    ]
+    assert knowing == [SERVICE / "commands" / "parity.py"]
+    top = ast.parse(knowing[0].read_text(encoding="utf-8")).body
+    assert "transformers" not in {alias.name for node in top if isinstance(node, ast.Import) for alias in node.names}
+
+
 @pytest.mark.parametrize("path", sorted(CLIENT.rglob("*.py")), ids=lambda path: str(path.relative_to(CLIENT)))
 def test_the_client_imports_only_its_declared_dependencies(path):
     """Those of the extra only in the command line, of which the rest of the client imports nothing."""

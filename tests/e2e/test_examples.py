@@ -1,14 +1,18 @@
-"""The notebook of examples/ as its reader runs it, with a port of its own."""
+"""The notebook and the capture of a layer of examples/ as their reader runs them, with ports of their own."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
+import httpx2
 import nbformat
 import numpy as np
 import pytest
 from nbclient import NotebookClient
 
 from tests import processes
+from tests.conformance.test_model_parity import HAS_TRANSFORMERS, PYTHON
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -49,3 +53,41 @@ def test_the_notebook_imports_asks_draws_and_agrees_with_torch(notebook, monkeyp
     assert np.allclose(squares[2], squares[3], atol=2e-3), "the sentence is drawn as on top of the README"
     assert sum(x == 0 for x in squares[1]) >= 4 * (15 + 5), "causal and the hidden word leave their squares empty"
     assert sum(x == 0 for x in squares[0]) < 4 * 6
+
+
+MAKE_LLAMA = """
+import sys, torch, transformers
+torch.manual_seed(0)
+sizes = dict(vocab_size=90, hidden_size=32, intermediate_size=48, num_hidden_layers=2, max_position_embeddings=64)
+config = transformers.LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, initializer_range=0.5)
+transformers.LlamaForCausalLM(config).save_pretrained(sys.argv[1])
+"""
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not HAS_TRANSFORMERS, reason="transformers is not installed: make install-parity")
+def test_the_captured_input_of_a_decoders_layer_gives_the_output_of_its_module(tmp_path, serve):
+    def run(*command: object) -> None:
+        done = subprocess.run(list(map(str, command)), cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+
+    run(PYTHON, "-c", MAKE_LLAMA, "model")
+    ids = ("--ids", "5,1,7,8,2", "--first-position", 40)
+    capture = (PYTHON, EXAMPLES / "capture_layer.py", "model", "--layer", 1)
+    run(*capture, *ids, "--out", "capture.safetensors", "--output", "theirs.npy")
+    command = (sys.executable, "-m", "service", "layers", "import", tmp_path / "model", "--layer", 1)
+    subprocess.run([*map(str, command), "--name", "llama-l1", "--layers-dir", tmp_path / "decoders"], check=True)
+    service = serve(tmp_path / "decoders", workers=1)
+    service.wait_ready()
+
+    asked = ("attend", "llama-l1", "--request", "capture.safetensors", "--out", "ours.npz", "--weights", "heads")
+    run(sys.executable, "-m", "attention_client.cli", *asked, "--url", service.url)
+    theirs = np.load(tmp_path / "theirs.npy")
+    with np.load(tmp_path / "ours.npz") as ours:
+        assert np.abs(ours["output"] - theirs).max() <= 1e-5 * max(1.0, np.abs(theirs).max())
+        assert (ours["weights"] > 0).tolist() == [np.tri(5, dtype=bool).tolist()] * 4, "the layer is causal"
+
+    body = (tmp_path / "capture.safetensors").read_bytes()
+    headers = {"content-type": "application/vnd.safetensors"}
+    answer = httpx2.post(f"{service.url}/v1/layers/llama-l1/attend", content=body, headers=headers)
+    assert answer.status_code == 200, "the labels are ignored by the service"

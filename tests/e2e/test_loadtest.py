@@ -219,6 +219,7 @@ def test_one_flipped_bit_on_a_worker_fails_the_master(tmp_path, service):
     assert "bits differ from the reference" in output
 
 
+@pytest.mark.long
 def test_without_a_key_no_load_is_sent_and_the_run_fails(tmp_path, service):
     status, output, report = headless(tmp_path, service["closed"].url)
     assert status == 1
@@ -365,7 +366,7 @@ def test_an_address_with_a_route_fails_the_run_by_name(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--steps", "0"), "--steps must be positive"),
+        pytest.param(("--steps", "0"), "--steps must be positive", marks=pytest.mark.long),
         (("--layer", "other"), "the service has no layer other"),
         pytest.param(
             ("--tags", "other", "--hold-s", "1"),

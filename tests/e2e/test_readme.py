@@ -137,6 +137,7 @@ def test_show_draws_the_answer_with_its_tokens(port):
     assert "* > 0.5" in drawn.stdout
 
 
+@pytest.mark.long
 def test_a_layer_of_your_own_is_imported_served_asked_and_compared_with_torch_in_twelve_lines(tmp_path):
     section = README.split("## A layer of your own\n")[1].split("\n## ")[0]
     blocks = re.findall(r"```(?:bash|python)\n(.*?)```", section, re.DOTALL)

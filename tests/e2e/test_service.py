@@ -60,7 +60,7 @@ def test_l11_a_directory_of_broken_layers_is_one_line_and_an_exit_code(serve, tm
     assert told.startswith("attention-service: ")
 
 
-@pytest.mark.parametrize("files", [[], ["README.md"]])
+@pytest.mark.parametrize("files", [pytest.param([], marks=pytest.mark.long), ["README.md"]])
 def test_a_directory_without_layers_is_said_at_the_start_with_what_makes_some(serve, tmp_path, files):
     directory = tmp_path / "none"
     directory.mkdir()

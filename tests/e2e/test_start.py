@@ -35,7 +35,8 @@ os.execv(command[0], command)
 """
 
 
-@pytest.mark.parametrize("number", [1100, pytest.param(4000, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("number", [1100, 4000])
 def test_descriptors_that_a_parent_leaves_open_change_nothing(tmp_path, number):
     """select takes no descriptor above 1,023."""
     prepare(tmp_path, LAYERS[:1])
@@ -159,6 +160,7 @@ def test_the_address_is_one_that_opens(tmp_path, host):
         assert "/docs" not in shown.text, "nothing is there"
 
 
+@pytest.mark.long
 @NEEDS_PROGRAMS
 def test_the_question_has_the_key_and_https(tmp_path):
     prepare(tmp_path, LAYERS[:1])
@@ -185,7 +187,7 @@ def test_a_layer_that_cannot_be_served_is_not_named_as_served(tmp_path):
         assert "\x1b" not in shown.text
 
 
-@pytest.mark.parametrize("log_format", ["json", "console"])
+@pytest.mark.parametrize("log_format", ["json", pytest.param("console", marks=pytest.mark.long)])
 def test_the_setting_decides_whatever_stdout_is(tmp_path, log_format):
     prepare(tmp_path, LAYERS[:1])
     with terminal(tmp_path, log_format=log_format) as shown:

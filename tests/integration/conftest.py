@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import io
 import itertools
 
@@ -40,21 +41,45 @@ def _layers_of_one_shape_are_checked_once(monkeypatch):
     monkeypatch.setattr(self_check, "checks", _checks_once)
 
 
+@contextlib.contextmanager
+def _guarded():
+    """Any blocking call on the event loop other than those known fails the test."""
+    with blockbuster_ctx("service") as guard:
+        for function in guard.functions.values():
+            for file, names in MAY_BLOCK:
+                function.can_block_in(file, names)
+        yield
+
+
 @pytest.fixture
 def served(tmp_path):
-    """Runs `story(service)` against a whole service; any other blocking call on the event loop fails the test."""
+    """Runs `story(service)` against a whole service of its own."""
 
     def run(story, *, layers=LAYERS, **changed):
         prepare(tmp_path, layers)
 
         async def main():
-            with blockbuster_ctx("service") as guard:
-                for function in guard.functions.values():
-                    for file, names in MAY_BLOCK:
-                        function.can_block_in(file, names)
+            with _guarded():
                 async with running(tmp_path, **changed) as service:
                     await story(service)
 
         asyncio.run(main())
 
     return run
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """Runs `story(service)` against the one service of a module, for stories that leave it as it was."""
+    directory = tmp_path_factory.mktemp("shared")
+    prepare(directory, LAYERS)
+    with asyncio.Runner() as runner:
+        stack = contextlib.AsyncExitStack()
+        service = runner.run(stack.enter_async_context(running(directory)))
+
+        async def main(story):
+            with _guarded():
+                await story(service)
+
+        yield lambda story: runner.run(main(story))
+        runner.run(stack.aclose())

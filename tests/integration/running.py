@@ -183,18 +183,25 @@ async def lifespan(app):
         await task
 
 
-def in_service(**settings: Any) -> Callable[[Callable[..., Awaitable[object]]], Callable[..., None]]:
-    """Make a test of a coroutine function whose first parameter is a service of these settings; the fixture `served` runs it."""
+def in_service(
+    *, fixture: str = "served", **settings: Any
+) -> Callable[[Callable[..., Awaitable[object]]], Callable[..., None]]:
+    """Make a test of a coroutine function whose first parameter is a service of these settings; the fixture runs it."""
 
     def decorate(test: Callable[..., Awaitable[object]]) -> Callable[..., None]:
         @functools.wraps(test)
-        def sync_test(served: Callable[..., None], **named: Any) -> None:
-            served(lambda service: test(service, **named), **settings)
+        def sync_test(**named: Any) -> None:
+            run = named.pop(fixture)
+            run(lambda service: test(service, **named), **settings)
 
         signature = inspect.signature(test)
         _, *others = signature.parameters.values()
-        served = inspect.Parameter("served", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        sync_test.__dict__["__signature__"] = signature.replace(parameters=[served, *others])
+        run = inspect.Parameter(fixture, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        sync_test.__dict__["__signature__"] = signature.replace(parameters=[run, *others])
         return sync_test
 
     return decorate
+
+
+in_shared_service = functools.partial(in_service, fixture="shared")
+"""The same for tests that leave the service as it was, and count nothing: all those of a file ask one service."""

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from attention_client import AsyncClient, masks
-from tests.integration.running import LAYERS, in_service
+from tests.integration.running import LAYERS, in_service, in_shared_service
 from tests.oracle import Lengths, multi_head
 
 RNG = np.random.default_rng(5)
@@ -157,7 +157,7 @@ CAUSAL = np.tril(np.ones((5, 5), bool))
         ({"kind": "window", "left": 1, "right": 1}, np.abs(np.subtract.outer(np.arange(5), np.arange(5))) > 1),
     ],
 )
-@in_service()
+@in_shared_service()
 async def test_every_mask_kind_blocks_the_positions_it_names(service, mask, blocked):
     """M7 for every kind."""
     answer = await service.attend({"query": X.tolist(), "masks": [mask], "weights": {"form": "heads"}})

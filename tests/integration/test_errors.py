@@ -12,7 +12,7 @@ import pytest
 import torch
 import zstandard
 
-from tests.integration.running import in_service
+from tests.integration.running import in_service, in_shared_service
 
 X = [[0.5] * 16, [0.25] * 16]
 SECRET = "s3cret-marker"
@@ -186,7 +186,7 @@ async def test_a_request_that_fails_leaves_nothing_to_the_garbage_collection(ser
         ({"\u0661x": 1}, "", "unknown field in the request"),
     ],
 )
-@in_service()
+@in_shared_service()
 async def test_an_unknown_field_is_named_if_it_is_an_identifier_and_translated_if_another_library_has_it(
     service, rows, fields, param, words
 ):
@@ -276,7 +276,7 @@ def test_media_types_and_sizes_are_checked_before_the_body_is_read(served):
         ("bias", '"nan"', "bad_dtype", 'masks[0].values has a string at index [1][1], expected a number or "-inf"'),
     ],
 )
-@in_service()
+@in_shared_service()
 async def test_what_is_not_finite_in_json_is_refused_with_its_index(service, rows, where, literal, code, words):
     query, bias = [["0.5"] * 16 for _ in range(rows)], [["0"] * rows for _ in range(rows)]
     (query if where == "query" else bias)[1][3 if where == "query" else 1] = literal
@@ -289,7 +289,7 @@ async def test_what_is_not_finite_in_json_is_refused_with_its_index(service, row
 
 @pytest.mark.parametrize("size", [33, 10_000])
 @pytest.mark.parametrize("literal", ["NaN", "1e999", "123456789012345678901234567890e300"])
-@in_service()
+@in_shared_service()
 async def test_the_param_of_a_number_has_no_name_that_may_not_be_echoed(service, size, literal):
     for name, param in (("x" * size, None), ("x y", None), ("Scale_2", "/Scale_2")):
         problem = (await post_whole(service, f'{{"{name}": {literal}}}'.encode())).json()
@@ -375,7 +375,7 @@ OBJECT = {"dtype": "float32", "shape": [1, 16], "data": [0.5] * 16}
         ({"query": {**OBJECT, "shape": [2, 16]}, "masks": [{"kind": "attend", "values": [[1, 2, 3]]}]}, "bad_shape"),
     ],
 )
-@in_service()
+@in_shared_service()
 async def test_of_two_errors_the_first_in_the_order_of_the_contract_is_reported(service, body, code):
     """Unknown fields, then dtypes, then shapes, then masks, whichever tensor they are in."""
     answer = await service.attend(body)

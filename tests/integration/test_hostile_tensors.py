@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.integration.forms import BINARY, Request, as_base64, as_inference, as_safetensors
-from tests.integration.running import in_service
+from tests.integration.running import in_service, in_shared_service
 
 X = [[0.5] * 16, [0.25] * 16]
 ATTEND, INFER = "/v1/layers/small/attend", "/v2/models/small/infer"
@@ -60,7 +60,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-@in_service()
+@in_shared_service()
 async def test_a_wrong_body_gets_its_code(service, case):
     for body, code in CASES[case]:
         answer = await service.attend(body)
@@ -152,7 +152,7 @@ async def send(service, body: bytes, path: str = ATTEND, **headers: str):
     ],
     ids=["B1-magic", "B1-json", "B1-npy", "B1-zip", "B1-pickle"],
 )
-@in_service()
+@in_shared_service()
 async def test_another_format_under_our_media_type_is_bad_binary(service, body):
     answer = await send(service, body)
     assert (answer.status_code, answer.json()["code"]) == (400, "bad_binary")

@@ -20,7 +20,7 @@ from tests.integration.forms import (
     as_safetensors,
     check_same_bits,
 )
-from tests.integration.running import LAYERS, in_service
+from tests.integration.running import LAYERS, in_shared_service
 
 HEADS = LAYERS[0].spec.num_heads
 PARAMETERS = {name: tensor.numpy() for name, tensor in LAYERS[0].tensors.items()}
@@ -63,7 +63,7 @@ def check_against_reference(found: dict[str, np.ndarray], request: Request, mask
 
 @pytest.mark.parametrize("kind", ["attend", "ignore", "bias"])
 @pytest.mark.parametrize("sizes", SIZES, ids=lambda sizes: "B{}-L{}-S{}".format(*sizes))
-@in_service()
+@in_shared_service()
 async def test_axes_name_what_each_axis_is_whatever_the_sizes_in_every_form_M5(service, sizes, kind):
     for is_batch in (True, False):
         query, key = inputs(sizes, is_batch=is_batch)
@@ -78,7 +78,7 @@ async def test_axes_name_what_each_axis_is_whatever_the_sizes_in_every_form_M5(s
                 check_same_bits({"base64": found["base64"], **await answers(service, bare)})
 
 
-def test_any_axis_may_be_1(served):
+def test_any_axis_may_be_1(shared):
     sizes = SIZES[0]
 
     async def story(service):
@@ -93,11 +93,11 @@ def test_any_axis_may_be_1(served):
                 check_same_bits(found)
                 check_against_reference(found["base64"], request, mask)
 
-    served(story)
+    shared(story)
 
 
 @pytest.mark.parametrize("kind", ["attend", "ignore", "bias"])
-def test_a_mask_of_two_readings_is_refused_and_each_reading_is_served(served, kind):
+def test_a_mask_of_two_readings_is_refused_and_each_reading_is_served(shared, kind):
     """np.tri(4) with B = L = 4: without axes it was once read as padding."""
     values = TRIANGLE.astype(np.float32) if kind == "bias" else TRIANGLE
 
@@ -112,7 +112,7 @@ def test_a_mask_of_two_readings_is_refused_and_each_reading_is_served(served, ki
             request = Request(CUBE, CUBE, masks=[({"kind": kind, "axes": axes}, values)], weights={"form": "heads"})
             check_against_reference((await answers(service, request))["base64"], request, MEANINGS[kind](whole))
 
-    served(story)
+    shared(story)
 
 
 # Shapes that fit neither reading, one, or both; the answer is the same.
@@ -120,7 +120,7 @@ TWO_READINGS = [(4, 4), (1, 1), (1, 4), (7, 9), (0, 4), (4, 4, 4), (1, 4, 4), (2
 
 
 @pytest.mark.parametrize("shape", TWO_READINGS, ids=str)
-def test_axes_are_required_before_any_shape_is_checked_in_every_form_and_nothing_is_queued(served, shape):
+def test_axes_are_required_before_any_shape_is_checked_in_every_form_and_nothing_is_queued(shared, shape):
     values = np.ones(shape, bool)
     other_key = CUBE[:2, :, :5]  # of another width and number of sequences
 
@@ -143,12 +143,12 @@ def test_axes_are_required_before_any_shape_is_checked_in_every_form_and_nothing
         samples = await service.samples()
         assert samples.get("attention_batches_total", 0) == 0
 
-    served(story)
+    shared(story)
 
 
 @pytest.mark.parametrize("shape", TWO_READINGS, ids=str)
 @pytest.mark.parametrize("name", ["attend_mask", "ignore_mask", "bias"])
-def test_the_open_inference_protocol_names_its_parameter(served, name, shape):
+def test_the_open_inference_protocol_names_its_parameter(shared, name, shape):
     kind = name.removesuffix("_mask")
     values = np.ones(shape, np.float32 if kind == "bias" else bool)
     request = Request(CUBE, masks=[({"kind": kind}, values)])
@@ -164,7 +164,7 @@ def test_the_open_inference_protocol_names_its_parameter(served, name, shape):
             assert words.startswith(f"{name} has {len(shape)} axes")
             assert f"set the parameter {name}_axes to" in words
 
-    served(story)
+    shared(story)
 
 
 def mask_field(values: object, axes: object = None, kind: str = "attend") -> dict:
@@ -211,7 +211,7 @@ BATCH = (
         (True, mask_field(ones(2, 5), ""), "axes", "must be one of"),
     ],
 )
-def test_the_refusal_of_a_shape_that_does_not_fit_names_shapes_that_do(served, is_batch, bad, param, words):
+def test_the_refusal_of_a_shape_that_does_not_fit_names_shapes_that_do(shared, is_batch, bad, param, words):
     query, key = inputs((2, 4, 5), is_batch=is_batch)
 
     async def story(service):
@@ -220,18 +220,18 @@ def test_the_refusal_of_a_shape_that_does_not_fit_names_shapes_that_do(served, i
         assert (refused.status_code, problem["code"], problem["param"]) == (422, "bad_mask", f"/masks/0/{param}")
         assert words in problem["detail"], problem["detail"]
 
-    served(story)
+    shared(story)
 
 
 @pytest.mark.parametrize("kind", ["lengths", "causal", "window"])
-def test_kinds_of_one_reading_take_no_axes(served, kind):
+def test_kinds_of_one_reading_take_no_axes(shared, kind):
     fields = {"kind": kind, "axes": "bs"} | ({"values": [1, 2, 3, 4]} if kind == "lengths" else {})
 
     async def story(service):
         refused = await service.attend({"query": CUBE.tolist(), "masks": [fields]})
         assert (refused.status_code, refused.json()["code"]) == (422, "unknown_field")
 
-    served(story)
+    shared(story)
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_kinds_of_one_reading_take_no_axes(served, kind):
         ({"attend_mask_axes": "bs"}, "attend_mask must be [2] (axes s), [2, 2] (axes ls)"),
     ],
 )
-def test_parameters_of_axes_are_checked(served, parameters, words):
+def test_parameters_of_axes_are_checked(shared, parameters, words):
     query = {"name": "query", "datatype": "FP32", "shape": [1, 2, WIDTH], "data": [0.5] * 2 * WIDTH}
     values = {"name": "attend_mask", "datatype": "BOOL", "shape": [2, 2], "data": [1] * 4}
 
@@ -254,12 +254,12 @@ def test_parameters_of_axes_are_checked(served, parameters, words):
         assert refused.status_code == 400
         assert words in refused.json()["error"]
 
-    served(story)
+    shared(story)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 8, 9, 10, 11, 40])
 @pytest.mark.parametrize("of", [bool, float, int], ids=lambda of: of.__name__)
-def test_a_bare_array_needs_its_kind_at_every_size(served, rows, of):
+def test_a_bare_array_needs_its_kind_at_every_size(shared, rows, of):
     square = np.tri(rows, dtype=of)
 
     async def story(service):
@@ -267,12 +267,12 @@ def test_a_bare_array_needs_its_kind_at_every_size(served, rows, of):
             refused = await service.attend({"query": CUBE.tolist(), "masks": masks})
             assert (refused.status_code, refused.json()["code"]) == (422, "mask_kind_required"), refused.text
 
-    served(story)
+    shared(story)
 
 
 @pytest.mark.parametrize("kind", ["attend", "ignore"])
 @pytest.mark.parametrize("values", [[0.0, -1e9, 0, 0], ["-inf", 0, 0, 0], as_list(np.zeros(4, np.float32))], ids=str)
-@in_service()
+@in_shared_service()
 async def test_the_refusal_of_a_float_mask_that_is_no_bias_names_the_bias(service, kind, values):
     refused = await service.attend({"query": CUBE.tolist(), "masks": [{"kind": kind, "values": values}]})
     assert refused.status_code == 422

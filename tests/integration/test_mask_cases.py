@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from tests.integration.running import LAYERS, in_service
+from tests.integration.running import LAYERS, in_service, in_shared_service
 
 SMALL = LAYERS[0]
 RNG = np.random.default_rng(0)
@@ -111,7 +111,7 @@ CODES = {
 
 
 @pytest.mark.parametrize("case", BAD)
-@in_service()
+@in_shared_service()
 async def test_a_malformed_mask_is_refused(service, case):
     for mask in BAD[case]:
         refused = await service.attend({"query": X.tolist(), "masks": [mask]})
@@ -157,7 +157,7 @@ MANY = RNG.standard_normal((70, 2, 16)).astype(np.float32)
     [{"kind": "causal"}, {"kind": "window", "left": 1, "right": 2}, {"kind": "window", "left": 2**60, "right": 1}],
     ids=str,
 )
-def test_each_sequence_may_have_an_offset_of_its_own(served, cube, fields):
+def test_each_sequence_may_have_an_offset_of_its_own(shared, cube, fields):
     """Any whole number, exactly, however many sequences there are: two huge ones may cancel."""
     offsets = [-1, 0, 2**70, 1, -(2**70), 2**60 + 1, 10**400] * len(cube)
 
@@ -170,7 +170,7 @@ def test_each_sequence_may_have_an_offset_of_its_own(served, cube, fields):
             num_masked += alone["masked_rows"]
         assert whole["masked_rows"] == num_masked
 
-    served(story)
+    shared(story)
 
 
 @in_service()
@@ -206,7 +206,7 @@ async def test_one_offset_for_all_and_the_same_for_each_are_the_same_bits(servic
     ],
     ids=lambda value: str(value)[:24] if not isinstance(value, np.ndarray) else f"{value.ndim}-D",
 )
-@in_service()
+@in_shared_service()
 async def test_an_offset_is_a_whole_number_or_one_for_each_sequence(service, kind, x, offset, words):
     refused = await service.attend({"query": x.tolist(), "masks": [{"kind": kind, "offset": offset}]})
     problem = refused.json()

@@ -11,7 +11,7 @@ import pytest
 import zstandard
 
 from service.observability.logs import configure_logs
-from tests.integration.running import in_service
+from tests.integration.running import in_service, in_shared_service
 
 X = [[0.5] * 16, [0.25] * 16]
 DATA = base64.b64encode(np.asarray(X, np.float32).tobytes()).decode()
@@ -78,7 +78,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize(("path", "name", "words"), NAMES, ids=[f"{path}-{name}" for path, name, _ in NAMES])
-@in_service()
+@in_shared_service()
 async def test_the_name_of_another_library_is_translated(service, path, name, words):
     body = {"inputs": [INPUT], "parameters": {name: 1}} if path.startswith("/v2") else {**OWN, name: 1}
     status, code, detail = await answer_to(service, path, body)
@@ -152,7 +152,7 @@ VALUES = [
 
 
 @pytest.mark.parametrize(("path", "body", "status", "code", "words"), VALUES)
-@in_service()
+@in_shared_service()
 async def test_a_value_that_does_not_fit_is_answered_with_what_came_and_what_fits(
     service, path, body, status, code, words
 ):
@@ -167,7 +167,7 @@ async def test_a_value_that_does_not_fit_is_answered_with_what_came_and_what_fit
     ids=["gzip", "zstd", "deflate"],
 )
 @pytest.mark.parametrize("repeats", [1, 400_000])
-@in_service()
+@in_shared_service()
 async def test_a_compressed_body_without_its_header_is_named_in_every_form(service, pack, name, repeats):
     noise = np.random.default_rng(3).bytes(3 * repeats)  # which does not shrink
     for path, content, headers, code in (
@@ -181,7 +181,7 @@ async def test_a_compressed_body_without_its_header_is_named_in_every_form(servi
 
 
 @pytest.mark.parametrize("coding", ["gzip", "zstd"])
-@in_service()
+@in_shared_service()
 async def test_a_plain_body_whose_header_names_a_coding_says_so(service, coding):
     found = await answer_to(service, ATTEND, OWN, {**JSON, "content-encoding": coding})
     assert found == (400, "bad_encoding", f"the body is damaged, or is not compressed with {coding}")
@@ -194,7 +194,7 @@ TENSORS = [
 
 
 @pytest.mark.parametrize(("content", "code", "words"), TENSORS)
-@in_service()
+@in_shared_service()
 async def test_a_tensor_of_safetensors_that_does_not_fit_is_named(service, content, code, words):
     status, found, detail = await answer_to(service, ATTEND, content, BINARY)
     assert (status, found) == (422, code)
@@ -225,7 +225,7 @@ PATHS = [
 
 
 @pytest.mark.parametrize(("method", "path", "words"), PATHS, ids=[f"{method}-{path}"[:40] for method, path, _ in PATHS])
-@in_service()
+@in_shared_service()
 async def test_a_path_that_does_not_exist_suggests_the_one_that_does(service, method, path, words):
     answer = await service.client.request(method, f"http://service{path}", json={})
     assert answer.status_code == 404
@@ -244,7 +244,7 @@ async def test_a_path_that_does_not_exist_suggests_the_one_that_does(service, me
         ("GET", ATTEND, "this path allows OPTIONS, POST"),
     ],
 )
-@in_service()
+@in_shared_service()
 async def test_a_method_that_a_path_does_not_take_names_what_fits(service, method, path, words):
     answer = await service.client.request(method, path)
     assert answer.status_code == 405
@@ -254,7 +254,7 @@ async def test_a_method_that_a_path_does_not_take_names_what_fits(service, metho
 @pytest.mark.parametrize(
     "path", ["/", "/" * 300, "/%00", "/é" * 99, "/v3/s3cret", "/s3cret" * 60, "/{layer}", "/v1/s3cret/{x}/*"]
 )
-@in_service()
+@in_shared_service()
 async def test_a_path_of_any_text_is_a_404_that_repeats_nothing_of_it(service, path):
     answer = await service.client.post(f"http://service{path}", json={})
     assert (answer.status_code, answer.json()["code"]) == (404, "not_found")

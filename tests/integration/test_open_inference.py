@@ -6,7 +6,7 @@ import tracemalloc
 import pytest
 
 from service.wire.inference_codec import split_inference
-from tests.integration.running import in_service
+from tests.integration.running import in_service, in_shared_service
 
 QUERY = {"name": "query", "datatype": "FP32", "shape": [1, 2, 16], "data": [0.5] * 32}
 INFER = "/v2/models/small/infer"
@@ -140,7 +140,7 @@ def test_parameters_of_stateful_models_are_ignored(served):
         ([QUERY, {"name": "lengths", "datatype": "INT64", "shape": [2], "data": [1, 2]}], {}, "lengths must be"),
     ],
 )
-@in_service()
+@in_shared_service()
 async def test_an_error_is_one_sentence_in_the_form_of_the_protocol(service, inputs, fields, words):
     answer = await infer(service, *inputs, **fields)
     assert answer.status_code == 400, answer.text
@@ -156,7 +156,7 @@ async def test_a_timeout_is_capped_by_the_request_deadline(service, microseconds
 
 
 @pytest.mark.parametrize("microseconds", ["1" + "0" * 5000, "1e5", "1e400", "-1", "NaN"])
-@in_service()
+@in_shared_service()
 async def test_a_timeout_that_is_no_number_of_microseconds_is_refused(service, microseconds):
     body = json.dumps({"inputs": [QUERY], "parameters": {"timeout": 0}}).replace(
         '"timeout": 0', f'"timeout": {microseconds}'
@@ -167,7 +167,7 @@ async def test_a_timeout_that_is_no_number_of_microseconds_is_refused(service, m
     assert "000000" not in answer.text
 
 
-@in_service()
+@in_shared_service()
 async def test_an_id_of_any_text_is_returned(service):
     for text in ("", "é", "\u0000", "😀" * 256, '"\\\n'):
         assert (await infer(service, id=text)).json()["id"] == text
@@ -176,7 +176,7 @@ async def test_an_id_of_any_text_is_returned(service):
 
 
 @pytest.mark.parametrize("length", ["-1", "x", "1e3", "9" * 50, "", "99999999", "0", "0" * 5000])
-@in_service()
+@in_shared_service()
 async def test_an_impossible_length_of_the_json_is_refused(service, length):
     """B2."""
     headers = {"inference-header-content-length": length}

@@ -29,6 +29,8 @@ EXAMPLES = {
     "attend": (
         "minilm-l3 --query q.npy --weights mean --out answer.npz",
         'minilm-l3 --query q.npy --mask "ignore axes=bs values=padding.npy" --json',
+        "llama-l1 --query q.npy --past-key k.npy --past-value v.npy --positions p.npy --key-positions kp.npy --present",
+        "llama-l1 --request capture.safetensors --layer-masks none --weights mean --json",
         'minilm-l3 --query q.npy --mask "window left=4 right=0 align=top_left" --weights "top_k k=3"',
     ),
     "sdpa": (

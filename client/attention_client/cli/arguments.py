@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from attention_client.arrays import Raw, read
 from attention_client.errors import InvalidInput
 from attention_client.masks import given
 
@@ -38,7 +39,7 @@ def request_body(
     arrays = {name: path for name, path in files.items() if path is not None}
     if arrays if request is not None else "query" not in arrays and "text" not in (others or {}):
         raise InvalidInput("give either --query FILE.npy, perhaps with --key and --value, or --request FILE.json")
-    body = {} if request is None else _json(request)
+    body = {} if request is None else saved_request(request)[0]
     body |= {name: tensor_field(load_array(path)) for name, path in arrays.items()} | given(**others or {})
     fields = {**files, **(others or {})} if request is None else given(**others or {})
     options = {name: f"--{name.replace('_', '-')}" for name in fields}
@@ -83,17 +84,42 @@ def _fields(option: str, first: str, text: str) -> dict[str, Any]:
     return found
 
 
-def _json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; raises InvalidInput, also for a duplicate key, which the service could not see."""
+def saved_request(path: Path) -> tuple[dict[str, Any], list[list[str] | None]]:
+    """Return the request in a file, and the labels of its query rows and of its keys where the file has them.
+
+    The file is the request as JSON, or `{"request": …, "labels": …, "key_labels": …}`, or a safetensors file with these three in
+    its metadata. Raises InvalidInput, also for a duplicate key, which the service could not see.
+    """
+    is_binary = path.suffix.lower() == ".safetensors"
     try:
-        body = json.loads(path.read_bytes().decode(), object_pairs_hook=_members)
+        found = _of_safetensors(path.read_bytes()) if is_binary else _json(path.read_bytes().decode())
     except OSError as error:
         raise InvalidInput(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError):
-        raise InvalidInput(f"{path} is not a JSON file") from None
+    except (LookupError, TypeError, ValueError, RecursionError):
+        raise InvalidInput(f"{path} is not a {'safetensors file of a request' if is_binary else 'JSON file'}") from None
+    body = found.get("request", found) if isinstance(found, dict) else None
     if not isinstance(body, dict):
         raise InvalidInput(f"the request in {path} must be a JSON object")
-    return body
+    labels = [None if body is found else found.get(name) for name in ("labels", "key_labels")]
+    for words in labels:
+        if words is not None and not (isinstance(words, list) and all(isinstance(word, str) for word in words)):
+            raise InvalidInput(f"the labels in {path} must be lists of texts")
+    return body, labels
+
+
+def _of_safetensors(content: bytes) -> dict[str, Any]:
+    tensors, metadata = read(content)
+    found = {name: _json(text) for name, text in metadata.items() if name != "format"}
+    body = found.setdefault("request", {})
+    for name, raw in tensors.items():
+        mask = re.fullmatch(r"masks\.(\d+)\.values", name)
+        place = body if mask is None else body["masks"][int(mask[1])]
+        place[name if mask is None else "values"] = _of_raw(raw)
+    return found
+
+
+def _json(text: str) -> Any:
+    return json.loads(text, object_pairs_hook=_members)
 
 
 def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -105,8 +131,12 @@ def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def tensor_field(array: np.ndarray) -> dict[str, Any]:
     """Return an array as the contract's base64 tensor object."""
-    data = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
-    return {"dtype": array.dtype.name, "shape": list(array.shape), "data": base64.b64encode(data).decode()}
+    return _of_raw(Raw(array.dtype.name, array.astype(array.dtype.newbyteorder("<"), copy=False)))
+
+
+def _of_raw(raw: Raw) -> dict[str, Any]:
+    data = base64.b64encode(raw.bits.tobytes()).decode()
+    return {"dtype": raw.dtype, "shape": list(raw.bits.shape), "data": data}
 
 
 def load_array(path: Path, name: str | None = None) -> np.ndarray:

@@ -14,11 +14,11 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from attention_client.cli.arguments import request_body
+from attention_client.cli.arguments import request_body, saved_request
 from attention_client.cli.asking import URL, asking
 from attention_client.cli.case_file import errors, read_case, tolerance, widened
 from attention_client.cli.golden_vectors import VECTORS, golden_of
-from attention_client.cli.heat_map import asked_head, print_map, stored_head, text_head
+from attention_client.cli.heat_map import Words, asked_head, print_map, stored_head, text_head
 from attention_client.cli.readings import found_in, readings_of
 from attention_client.cli.terminal import Screen, progress
 from attention_client.errors import ClientError, InvalidInput
@@ -40,7 +40,21 @@ HEAD = {"weights.heads must be a non-empty list of different numbers": "--head m
 QueryFile = Annotated[Path | None, typer.Option("--query", help="query array, .npy: [L, d] or [B, L, d]")]
 KeyFile = Annotated[Path | None, typer.Option("--key", help="key array, .npy; default: the query")]
 ValueFile = Annotated[Path | None, typer.Option("--value", help="value array, .npy; default: the key")]
-RequestFile = Annotated[Path | None, typer.Option("--request", help="complete request body as JSON, instead of arrays")]
+PositionsFile = Annotated[
+    Path | None, typer.Option("--positions", help="positions of the query rows, .npy: [L] or [B, L]; default: 0, 1, …")
+]
+KeyPositionsFile = Annotated[
+    Path | None, typer.Option("--key-positions", help="positions of the keys, .npy: [S] or [B, S]; default: the same")
+]
+LayerMasks = Annotated[
+    str | None, typer.Option("--layer-masks", help='"none" leaves out the layer\'s own causal mask and window')
+]
+PastKeyFile = Annotated[Path | None, typer.Option("--past-key", help="keys before the first row, .npy: [Hkv, P, d]")]
+PastValueFile = Annotated[Path | None, typer.Option("--past-value", help="their values, .npy: [Hkv, P, dv]")]
+Present = Annotated[bool, typer.Option("--present", help="return all keys and values, the past of a later call")]
+RequestFile = Annotated[
+    Path | None, typer.Option("--request", help="complete request, .json or .safetensors, instead of arrays")
+]
 Causal = Annotated[str | None, typer.Option("--causal", help="causal mask: top_left or bottom_right")]
 Masks = Annotated[
     list[str] | None,
@@ -85,6 +99,12 @@ def attend(
     query: QueryFile = None,
     key: KeyFile = None,
     value: ValueFile = None,
+    positions: PositionsFile = None,
+    key_positions: KeyPositionsFile = None,
+    layer_masks: LayerMasks = None,
+    past_key: PastKeyFile = None,
+    past_value: PastValueFile = None,
+    present: Present = False,
     request: RequestFile = None,
     causal: Causal = None,
     mask: Masks = None,
@@ -98,8 +118,10 @@ def attend(
     api_key: ApiKey = None,
 ) -> None:
     """Send arrays through a layer, and print or save the answer."""
-    others = extras(scores, lse, entropy)
-    body, options = request_body(request, {"query": query, "key": key, "value": value}, causal, mask, weights, others)
+    files = {"query": query, "key": key, "value": value, "past_key": past_key, "past_value": past_value}
+    files |= {"positions": positions, "key_positions": key_positions}
+    others = extras(scores, lse, entropy) | {"layer_masks": layer_masks, "present": present or None}
+    body, options = request_body(request, files, causal, mask, weights, others)
     with asking(url, api_key, options) as ask:
         reply = ask(layer, body)
     reply.report(out, as_json=as_json)
@@ -167,7 +189,7 @@ def show(
     if (text_pair, model, number) != (None, None, None) if text is None else any((tokens, key_tokens, sequence)):
         raise InvalidInput("--text-pair, --model and --layer go with --text; --tokens, --key-tokens, --sequence do not")
     _check_source(layer, text, weights, any((query, key, value, request)), any((causal, mask)))
-    words = [None if given is None else given.split() for given in (tokens, key_tokens)]
+    words = _words(tokens, key_tokens, request)
     if weights is not None:
         drawn, title = stored_head(weights, sequence, head)
     else:
@@ -179,6 +201,13 @@ def show(
             else:
                 drawn, words, title = text_head(ask, model, body, head or 0)
     print_map(drawn, words, title, svg, use_legend=legend)
+
+
+def _words(tokens: str | None, key_tokens: str | None, request: Path | None) -> list[Words]:
+    """Return the words of query rows and keys: those of the options, else the labels of the request."""
+    if request is not None and tokens is None and key_tokens is None:
+        return saved_request(request)[1]
+    return [None if given is None else given.split() for given in (tokens, key_tokens)]
 
 
 def _check_source(layer: object, text: object, weights: object, has_arrays: object, has_masks: object) -> None:

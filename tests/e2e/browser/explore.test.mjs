@@ -367,11 +367,13 @@ story("a request of one's own is pasted or dropped for /v1/attention or a layer,
   await field(page, "Sequence of a batch").fill("0");
   const query = Array.from({ length: 3 }, (_, row) => Array.from({ length: 384 }, (_, at) => Math.sin(row * 384 + at)));
   await field(page, "Send to").selectOption("v1/layers/minilm-l3/attend");
-  await page.locator("#own input[type=file]").setInputFiles({ name: "own.json", mimeType: "application/json", buffer: Buffer.from(JSON.stringify({ query })) });
+  const saved = JSON.stringify({ request: { query, masks: [{ kind: "causal" }] }, labels: ["the", " cat", "sat\n"] });
+  await page.locator("#own input[type=file]").setInputFiles({ name: "own.json", mimeType: "application/json", buffer: Buffer.from(saved) });
+  await page.getByText("The request is read, with 3 labels.").waitFor();
   await field(page, "Labels of the query rows (optional)").fill("");
   await field(page, "Labels of the keys (optional)").fill("");
   await press(page, "Draw");
-  await page.waitForFunction(() => document.querySelectorAll("#tokens bdi").length === 3);
+  await page.waitForFunction(() => [...document.querySelectorAll("#tokens bdi")].map((found) => found.textContent).join("|") === "the| cat|sat\n");
   await press(page, "Back to a sentence");
   await page.waitForFunction(() => document.querySelectorAll("#tokens bdi").length === 14);
 });

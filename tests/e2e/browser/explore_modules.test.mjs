@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 const load = (name) => import(new URL(`../../../service/explore/${name}.js`, import.meta.url));
-const [{ EXAMPLES }, { figures }, masks, request] = await Promise.all(["examples", "arithmetic", "masks", "request"].map(load));
+const [{ EXAMPLES }, { figures }, masks, request, { requestOf }] = await Promise.all(["examples", "arithmetic", "masks", "request", "picture"].map(load));
 const { explainMask, ignoreMask, ofAnyText, slopeMask } = masks;
 const { labelsOf, ownOf, parseRequest } = request;
 
@@ -30,7 +30,7 @@ test("a bias that is no slope is not said to be one, whatever its values are", (
 /** A safetensors file of one byte an element. */
 function safetensors(tensors, metadata) {
   const entries = Object.entries(tensors).map(([name, [dtype, shape, length]], i) => [name, { dtype, shape, data_offsets: [i * 8, i * 8 + length] }]);
-  const header = new TextEncoder().encode(JSON.stringify({ ...Object.fromEntries(entries), ...(metadata !== undefined && { __metadata__: { request: metadata } }) }));
+  const header = new TextEncoder().encode(JSON.stringify({ ...Object.fromEntries(entries), ...(metadata !== undefined && { __metadata__: typeof metadata === "object" ? metadata : { request: metadata } }) }));
   const bytes = new Uint8Array(8 + header.length + entries.length * 8).map((_, i) => i);
   new DataView(bytes.buffer).setBigUint64(0, BigInt(header.length), true);
   bytes.set(header, 8);
@@ -39,9 +39,26 @@ function safetensors(tensors, metadata) {
 
 test("a safetensors file becomes the same request in JSON", () => {
   const file = safetensors({ query: ["F16", [2, 2], 8], "masks.0.values": ["BOOL", [2, 2], 4] }, '{"masks": [{"kind": "attend"}], "lse": true}');
-  const body = parseRequest(file);
+  const { body } = parseRequest(file);
   assert.deepEqual(body.query, { dtype: "float16", shape: [2, 2], data: Buffer.from(file.slice(-16, -8)).toString("base64") });
   assert.deepEqual(body.masks, [{ kind: "attend", values: { dtype: "bool", shape: [2, 2], data: Buffer.from(file.slice(-8, -4)).toString("base64") } }]);
+});
+
+test("a saved request has labels, in the metadata of a file or beside the request in JSON", () => {
+  const body = { query: [[1], [2]], positions: [4, 5] };
+  const labels = { labels: ["a", " b"], key_labels: ["c"] };
+  const found = { rows: ["a", " b"], columns: ["c"] };
+  assert.deepEqual(parseRequest(new TextEncoder().encode(JSON.stringify({ request: body, ...labels }))), { body, ...found });
+  const file = safetensors({ query: ["F32", [1, 1], 4], positions: ["I64", [1], 8] }, { labels: '["a", " b"]', key_labels: '["c"]', format: "pt" });
+  const { body: { positions }, ...read } = parseRequest(file);
+  assert.deepEqual([positions.dtype, read], ["int64", found]);
+  assert.deepEqual(parseRequest(new TextEncoder().encode(JSON.stringify(body))), { body, rows: [], columns: [] });
+});
+
+test("the masked scores of a layer are asked for, since it may have masks of its own", () => {
+  const asked = (path) => requestOf({ own: { path, body: { query: [[1]] } }, masks: [], form: "heads" }, [2], "float32").body;
+  assert.deepEqual(asked("v1/layers/a/attend").scores, { stage: "masked", heads: [2], dtype: "float32" });
+  assert.deepEqual([asked("v1/attention").scores, asked("v1/layers/a/attend").masks], [undefined, undefined]);
 });
 
 const [bytes, one] = [(text) => new TextEncoder().encode(text), ["F32", [1, 1], 4]];
@@ -51,6 +68,8 @@ for (const [data, words] of [
   [safetensors({ query: ["U8", [1, 1], 1] }), /dtype/], [safetensors({ query: ["F32", [1, 1], 99] }), /does not have/],
   [safetensors({ query: one, "masks.3.values": one }), /no entry/], [safetensors({ query: one }, "[]"), /JSON object/],
   [safetensors({ query: one }, "{"), /not JSON/], [safetensors({ query: one }, 7), /JSON object/], [safetensors({ key: one }), /no "query"/],
+  [bytes('{"request": {"query": [[1]]}, "labels": "ab"}'), /lists of texts/], [safetensors({ query: one }, { key_labels: "[1]" }), /lists of texts/],
+  [safetensors({ query: one }, { labels: "[" }), /"labels" .* is not JSON/],
 ]) {
   test(`what is no request is said in plain words: ${words}`, () => assert.throws(() => parseRequest(data), { message: words }));
 }
@@ -86,6 +105,14 @@ test("a blocked cell, scores that exp cannot hold and a weight below float32 hav
   assert.deepEqual(figures({ ...cell, masked: -Infinity, weight: 0 }).slice(1), [["masks add", "a mask blocks this cell", "−∞"], ["weight", "exp(−∞) = 0", "0.00"]]);
   assert.deepEqual(figures({ ...cell, scaled: 9000, masked: 9000, lse: 9000.5, weight: 0.60653 }).at(-3), ["weight", "exp(−0.5000)", "0.607"]);
   assert.deepEqual(figures({ ...cell, masked: 1.5, lse: 300, weight: 0 }).at(-1)?.[0], "weight ≈");
+});
+
+test("what a layer adds to a score, and its sink in the row's sum, are said where it has them", () => {
+  const cell = { scaled: 1, capped: null, softcap: null, masked: 1.5, lse: 2, weight: Math.fround(Math.exp(-0.5)), contribution: null };
+  const names = (parts) => figures({ ...cell, ...parts }).map(([what]) => what);
+  assert.deepEqual(names({}).slice(1), ["masks add", "score", "exp(score)", "the row's sum of exp", "weight"]);
+  const said = names({ hasBias: true, hasSink: true });
+  assert.deepEqual([said[1], said[4]], ["the layer's bias and masks add", "the row's sum of exp and of the sink"]);
 });
 
 test("there are six examples, and the animal and the street come first", () => {

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from service.attention import masks
 from service.attention.call import Call, WeightsWanted
 from service.attention.masks import CombinedMask, Mask, Sizes, masked_rows
+from service.attention.spec import Window
 from tests import oracle
 from tests.attention_fixtures import (
     DTYPES,
@@ -314,3 +315,25 @@ def _assert_all_the_same(layer, call: Call, written: list[CombinedMask | None]) 
     first, *others = (layer.forward([_with(asked, mask)])[0] for mask in written)
     for i, other in enumerate(others, start=1):
         assert same_answers(first, other), f"the mask written in way {i} gives other bits than in way 0"
+
+
+@given(st.data(), st.sampled_from([Window(2, 0), Window(None, 0), Window(3, 3), Window(0, None)]))
+def test_a_window_of_positions_allows_the_keys_near_the_position_of_each_row(data, window):
+    """Keys that ascend, also with equal positions as in left padding, give a run; others a table of the same keys."""
+    sequences, keys = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 6))
+    places = st.lists(st.integers(0, 9), min_size=keys, max_size=keys)
+    key_positions = torch.tensor([data.draw(places) for _ in range(data.draw(st.sampled_from([1, sequences])))])
+    if is_ascending := data.draw(st.booleans()):
+        key_positions = key_positions.sort().values
+    positions = torch.tensor([data.draw(st.lists(st.integers(0, 9), min_size=4, max_size=4)) for _ in range(sequences)])
+    mask = masks.of_positions(window, positions, key_positions)
+    assert isinstance(mask, masks.Run) or not is_ascending
+    combined = CombinedMask(Sizes(sequences, 1, 4, keys), (mask,))
+    for b in range(sequences):
+        distance = key_positions[b % len(key_positions)] - positions[b][:, None]
+        allowed = torch.ones_like(distance, dtype=torch.bool)
+        if window.left is not None:
+            allowed &= distance >= -window.left
+        if window.right is not None:
+            allowed &= distance <= window.right
+        assert torch.equal(combined.lowered(b, torch.float32)[0] == 0, allowed)

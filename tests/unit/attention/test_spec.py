@@ -96,6 +96,9 @@ PARTS: dict[str, Any] = {
 }
 
 
+SPEC_OF_PARTS = dataclasses.replace(SPEC, **PARTS).to_json()
+
+
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part_is_written_only_if_the_layer_has_it(part):
     assert part not in SPEC.to_json()
@@ -103,6 +106,81 @@ def test_a_part_is_written_only_if_the_layer_has_it(part):
     fields = json.loads(json.dumps(spec.to_json()))
     assert fields.keys() - SPEC.to_json().keys() == {part}
     assert LayerSpec.from_json(fields) == spec
+
+
+ROTARY, NORM, BIAS = (SPEC_OF_PARTS[name] for name in ("rotary", "norm", "relative_bias"))
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"rotary": {**ROTARY, "layout": "both"}},
+        {"rotary": {**ROTARY, "inverse_frequencies": []}},
+        {"rotary": {**ROTARY, "inverse_frequencies": [1.0] * 5}},
+        {"rotary": {**ROTARY, "inverse_frequencies": [1.0, -1.0]}},
+        {"rotary": {**ROTARY, "inverse_frequencies": [1]}},
+        {"rotary": {**ROTARY, "inverse_frequencies": 1.0}},
+        {"rotary": {**ROTARY, "attention_factor": 0.0}},
+        {"rotary": {"layout": "half"}},
+        {"rotary": {**ROTARY, "theta": 1e4}},
+        {"rotary": None},
+        {"norm": {**NORM, "kind": "batch"}},
+        {"norm": {**NORM, "over": "rows"}},
+        {"norm": {**NORM, "eps": -1e-6}},
+        {"norm": {**NORM, "eps": 0}},
+        {"norm": {**NORM, "plus_one": 1}},
+        {"norm": {**NORM, "over": "width", "has_head_weights": True}},
+        {"norm": []},
+        {"relative_bias": {**BIAS, "buckets": 31}},
+        {"relative_bias": {**BIAS, "buckets": 2}},
+        {"relative_bias": {**BIAS, "buckets": 10**6}},
+        {"relative_bias": {**BIAS, "max_distance": 8}},
+        {"relative_bias": {**BIAS, "max_distance": 128.0}},
+        {"relative_bias": {**BIAS, "is_bidirectional": 1}},
+        {"window": {"left": None, "right": None}},
+        {"window": {"left": -1, "right": 0}},
+        {"window": {"left": 1.0, "right": 0}},
+        {"window": {"left": True, "right": 0}},
+        {"window": {"right": 0}},
+        {"softcap": 0.0},
+        {"softcap": 50},
+        {"softcap": -1.0},
+        {"has_sinks": None},
+    ],
+    ids=range(32),
+)
+def test_half_a_part_or_a_contradictory_one_is_refused(part):
+    with pytest.raises(LayerError):
+        LayerSpec.from_json({**SPEC.to_json(), **part})
+
+
+@pytest.mark.parametrize(
+    ("part", "uses_positions"),
+    [
+        ("rotary", True),
+        ("relative_bias", True),
+        ("window", True),
+        ("norm", False),
+        ("softcap", False),
+        ("has_sinks", False),
+    ],
+)
+def test_a_layer_that_turns_masks_or_biases_by_position_uses_positions(part, uses_positions):
+    assert dataclasses.replace(SPEC, **{part: PARTS[part]}).uses_positions is uses_positions
+
+
+@pytest.mark.parametrize(
+    ("fields", "shapes"),
+    [
+        ({"over": "head"}, [(8,), (8,)]),
+        ({"over": "head", "has_head_weights": True}, [(4, 8), (2, 8)]),
+        ({"over": "width"}, [(32,), (16,)]),
+    ],
+)
+def test_a_norm_has_weights_for_a_head_for_each_head_or_for_all_heads_together(fields, shapes):
+    spec = make_spec(24, 4, num_kv_heads=2, head_width=8, norm=Norm("layer", eps=1e-5, has_bias=True, **fields))
+    found = spec.tensor_shapes()
+    assert [found[f"{name}_norm.{kind}"] for kind in ("weight", "bias") for name in ("query", "key")] == shapes * 2
 
 
 def test_tensor_shapes_name_every_tensor():

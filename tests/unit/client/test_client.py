@@ -104,6 +104,28 @@ def test_a_request_is_one_safetensors_body_with_its_other_fields_in_metadata(fac
     }  # fmt: skip
 
 
+def test_positions_and_the_past_are_tensors_of_the_body(face):
+    service = Answering()
+    face(service).attend(
+        "small", X, X[:2], positions=range(4, 7), key_positions=torch.arange(3), layer_masks="none",
+        past_key=X[None], past_value=torch.tensor(X[None]),
+    )  # fmt: skip
+    tensors, fields = read_request(service.seen[0])
+    assert fields == {"layer_masks": "none"}
+    assert tensors.keys() == {"query", "key", "positions", "key_positions", "past_key", "past_value"}
+    assert (tensors["positions"].dtype, tensors["positions"].tolist()) == (torch.int64, [4, 5, 6])
+    assert tensors["key_positions"].tolist() == [0, 1, 2]
+
+
+def test_the_present_of_a_layer_has_the_dtype_of_the_query(face):
+    rows = torch.ones(1, 3, 2)
+    service = Answering(answer_of({"output": torch.tensor(X), "present_key": rows, "present_value": rows.clone()}))
+    answer = face(service).attend("small", X, X.astype(np.float64), present=True)
+    assert read_request(service.seen[0])[1] == {"present": True}
+    assert answer.present_key.shape == answer.present_value.shape == (1, 3, 2)
+    assert face(Answering()).attend("small", X).present_key is None
+
+
 @pytest.mark.parametrize(
     ("url", "asked"), [("http://x:1/", "http://x:1"), ("http://x:1//", "http://x:1"), ("http://x/attention/", "http://x/attention")]
 )  # fmt: skip
@@ -144,6 +166,11 @@ def test_top_k_has_its_three_parts(face):
         ((X,), {"masks": "causal"}, errors.InvalidInput),
         ((X,), {"masks": {"kind": "causal"}}, errors.InvalidInput),
         ((X,), {"masks": [masks.lengths(torch.ones(3, device="meta"))]}, errors.InvalidInput),
+        ((X,), {"positions": [0.5, 1, 2]}, errors.BadDtype),
+        ((X,), {"positions": [True, False, True]}, errors.BadDtype),
+        ((X,), {"key_positions": [[1], [2, 3]]}, errors.BadShape),
+        ((X,), {"positions": X}, errors.BadDtype),
+        ((X,), {"past_key": [1]}, errors.InvalidInput),
         ((X,), {"request_id": 5}, errors.InvalidInput),
         ((X,), {"timeout_s": "3"}, errors.InvalidInput),
         ((X,), {"weights": {"form": "heads", "heads": {1}}}, errors.InvalidInput),

@@ -55,10 +55,20 @@ def test_a_keyword_of_another_library_is_answered_with_what_to_write(service, ki
     assert not service.seen
 
 
-@pytest.mark.parametrize("name", ["scale", "softcap", "num_heads", "sm_scale"])
-def test_a_layer_has_its_own_scale_and_heads(service, name):
+@pytest.mark.parametrize("name", ["scale", "softcap", "num_heads", "sm_scale", "sinks", "s_aux", "freqs_cis", "cos"])
+def test_a_layer_has_its_own_scale_heads_sinks_and_rotation(service, name):
     with pytest.raises(TypeError, match=rf"attend\(\) has no argument {name}: leave it out: a layer has its own"):
         asked(service, Client, "attend", **{name: 2})
+
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [("position_ids", "positions="), ("cache_position", "positions="), ("input_pos", "positions="),
+     ("use_cache", "present=True"), ("past_key_values", "past_key= and past_value=")],
+)  # fmt: skip
+def test_the_positions_and_the_cache_of_other_libraries_have_names_here(service, name, written):
+    with pytest.raises(TypeError, match=rf"attend\(\) has no argument {name}: write {written}$"):
+        asked(service, Client, "attend", **{name: X})
 
 
 def test_a_request_answers_too():
@@ -116,7 +126,8 @@ def test_the_repr_of_an_answer_and_of_what_is_sent_is_one_line_of_shapes(service
         assert repr(client.layers()) == f"[Layer(name='small', {widths})]"
     request = Request(X, masks=[masks.attend(X > 0), masks.causal()])
     assert repr(request) == (
-        "Request(query=float32 [3, 2], masks=[Mask(kind='attend', values=bool [3, 2]), Mask(kind='causal')], masked_rows='zero')"
+        "Request(query=float32 [3, 2], masks=[Mask(kind='attend', values=bool [3, 2]), Mask(kind='causal')], masked_rows='zero', "
+        "layer_masks='apply')"
     )
 
 

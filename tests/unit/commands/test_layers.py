@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -13,7 +14,9 @@ import torch
 from safetensors.torch import save_file
 
 from service import cli
+from service.attention.spec import Rotary, Window
 from service.commands import layers as commands
+from service.commands import parity
 from service.layers import directory
 from service.layers.importer import import_layer
 from service.layers.store import Store, StoredLayer
@@ -21,6 +24,7 @@ from service.settings import load_settings
 from tests.unit.layers.checkpoints import linears, random, save_safetensors
 
 SIZES = [(12, 3), (64, 4)]
+FLOAT64 = " with float64 (the source is no directory with a config.json)\n"
 
 
 @pytest.fixture
@@ -73,7 +77,7 @@ def test_an_import_prints_family_heads_dtype_and_parity(run_command, tmp_path, w
     ]
     plain = file(tmp_path, linears("", *(f"linears.{i}" for i in range(4)), width=width), "annotated.safetensors")
     assert len(run_command("import", plain, "--name", "plain", "--heads", heads)[1].splitlines()) == 4
-    assert run_command("check", "mine", path, "--heads", heads)[1].endswith("; the same digest: parity\n")
+    assert run_command("check", "mine", path, "--heads", heads)[1].endswith("; the same digest: parity" + FLOAT64)
 
 
 @pytest.mark.parametrize(("width", "heads"), SIZES)
@@ -103,13 +107,13 @@ def test_an_import_that_another_one_overtakes_is_as_if_it_came_second(run_comman
     """The other one stores its layer after this one has looked for one."""
     ours, theirs = file(tmp_path, gpt2(12)), file(tmp_path, gpt2(12, seed=0 if is_same else 5), "y.safetensors")
     other = import_layer(theirs, name="mine", heads=3)
-    compare = commands._parity
+    compare = parity.with_float64
 
     def overtaken(*layers: StoredLayer) -> tuple[bool, str]:
         Store(tmp_path / "layers").save(other)
         return compare(*layers)
 
-    monkeypatch.setattr(commands, "_parity", overtaken)
+    monkeypatch.setattr(parity, "with_float64", overtaken)
     code, out, err = run_command("import", ours, "--name", "mine", "--heads", 3)
     assert Store(tmp_path / "layers").load("mine").source == other.source
     if is_same:
@@ -183,8 +187,12 @@ def test_the_pairs_of_a_map_may_be_written_in_every_usual_way(run_command, tmp_p
         code, out, err = run_command("import", *words)
         assert (code, err) == (0, "")
         assert out.startswith(f"mine: family mapped, {width} wide, {heads} heads of {width // heads}, float32, sha256:")
-    assert run_command("check", "mine", path, "--heads", heads, "--map", *MAP)[1].endswith("the same digest: parity\n")
-    assert run_command("check", "--map", *MAP, "mine", path, "--heads", heads)[1].endswith("the same digest: parity\n")
+    assert run_command("check", "mine", path, "--heads", heads, "--map", *MAP)[1].endswith(
+        "the same digest: parity" + FLOAT64
+    )
+    assert run_command("check", "--map", *MAP, "mine", path, "--heads", heads)[1].endswith(
+        "the same digest: parity" + FLOAT64
+    )
 
 
 def test_ignored_keys_are_left_out_by_import_and_check(run_command, tmp_path):
@@ -199,7 +207,7 @@ def test_ignored_keys_are_left_out_by_import_and_check(run_command, tmp_path):
     )
     both = [word for key in extra for word in ("--ignore", key)]
     assert run_command("import", path, "--name", "mine", *both, *ask)[0] == 0
-    assert run_command("check", "mine", path, *ask, *both)[1].endswith("the same digest: parity\n")
+    assert run_command("check", "mine", path, *ask, *both)[1].endswith("the same digest: parity" + FLOAT64)
 
 
 @pytest.mark.parametrize(("width", "heads"), SIZES)
@@ -337,6 +345,24 @@ def test_a_check_says_in_what_the_source_differs(run_command, tmp_path, changed,
     code, out, err = run_command("check", "mine", *words(**changed))
     assert (code, out) == (1, "")
     assert err.startswith(f"attention-service: the stored layer is not that of the source: {said}")
+
+
+def test_a_check_names_each_field_of_a_part_in_which_the_source_differs(run_command, tmp_path):
+    """A layer of an older release lacks a part that the source has today, and the other way round."""
+    path, ask = file(tmp_path, linears("m.", *"abcd", width=12)), ("--heads", 3, "--map", *MAP)
+    assert run_command("import", path, "--name", "mine", *ask)[0] == 0
+    store = Store(tmp_path / "layers")
+    plain = store.load("mine")
+    rotary = Rotary("half", (1.0,) * 2)
+    spec = dataclasses.replace(plain.spec, rotary=rotary, window=Window(None, 0), softcap=30.0)
+    store.save(StoredLayer("mine", spec, plain.tensors, "x", "mapped"))
+    assert len(run_command("list")[1].splitlines()) == 2
+    assert run_command("check", "mine", path, *ask)[2] == (
+        "attention-service: the stored layer is not that of the source: softcap: 30.0 stored, none in the source; "
+        "rotary layout: half stored, none in the source; "
+        "rotary inverse frequencies: (1.0, 1.0) stored, none in the source; "
+        "rotary attention factor: 1.0 stored, none in the source; window right: 0 stored, none in the source\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,9 @@ def tensor_of(raw: object, kind: TensorKind = TensorKind.FLOAT) -> torch.Tensor:
 def test_a_body_of_the_library_gives_the_document_of_the_same_fields():
     request = {"weights": {"form": "heads"}, "masks": [{"kind": "causal"}, {"kind": "attend"}]}
     mask = torch.ones(2, 2, dtype=torch.bool)
-    document = parse(save({"query": X, "masks.1.values": mask}, {"request": json.dumps(request), "format": "pt"}))
+    document = parse(
+        save({"query": X, "masks.1.values": mask}, {"request": json.dumps(request), "format": "pt", "labels": "["})
+    )
     assert document["weights"] == {"form": "heads"}
     assert document["masks"][0] == {"kind": "causal"}
     assert torch.equal(tensor_of(document["query"]), X)

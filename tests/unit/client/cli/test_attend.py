@@ -496,3 +496,11 @@ def test_show_says_what_is_wrong_with_the_file_or_the_choice(tmp_path, monkeypat
         np.save(f"{name}.npy", np.ones(shape, np.float32))
     with pytest.raises(ServiceError, match=words):
         run(*arguments)
+
+
+def test_show_writes_the_labels_of_a_saved_request_on_the_axes_unless_tokens_are_given(tmp_path):
+    saved = {"request": {"query": np.eye(3, 16).tolist()}, "labels": ["The", " cat", "sat"]}
+    (tmp_path / "saved.json").write_text(json.dumps(saved), encoding="utf-8")
+    asked = ("show", "small", "--request", tmp_path / "saved.json")
+    assert re.search(r"The +cat +sat +strongest", run(*asked))
+    assert re.search(r"a +b +c +strongest", run(*asked, "--tokens", "a b c"))
