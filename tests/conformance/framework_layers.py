@@ -153,7 +153,7 @@ def answers(name: str, layers: dict[str, Layer]) -> Iterator[tuple[str, np.ndarr
 
 
 def main() -> None:
-    directory, found = Path(sys.argv[1]), {}
+    directory, found = Path(sys.argv[1]), Arrays()
     torch.manual_seed(0)
     for name, make in FRAMEWORKS.items():
         arrays, layers = make()

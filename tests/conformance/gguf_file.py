@@ -61,9 +61,9 @@ def _string(file: BinaryIO) -> str:
 
 
 def _value(file: BinaryIO, kind: int) -> Any:
-    if kind == 8:  # noqa: PLR2004 (above)
+    if kind == 8:
         return _string(file)
-    if kind == 9:  # noqa: PLR2004 (above)
+    if kind == 9:
         inner, count = _unpack(file, "IQ")
         return [_value(file, inner) for _ in range(count)]
     return _unpack(file, SCALARS[kind])[0]
@@ -84,4 +84,5 @@ def _q8_0(blocks: Array) -> Array:
 
 def _q4_1(blocks: Array) -> Array:
     numbers = np.concatenate([blocks[:, 4:] & 15, blocks[:, 4:] >> 4], axis=1)
-    return _halves(blocks, 0) * numbers + _halves(blocks, 2)
+    found: Array = _halves(blocks, 0) * numbers + _halves(blocks, 2)
+    return found

@@ -1,8 +1,8 @@
 """Attention layers computed by transformers, in its own environment: python layer_answers.py DIRECTORY.
 
 DIRECTORY has `cases.json`: the cases of `layer_cases.py` and the calls of each. A case's checkpoint is written to `NAME/`, and
-`NAME.safetensors` gets, by `LAYER/CALL/`, the `query` and `key` that the attention module received, the `output` and `weights` that
-it returned. This program imports nothing of the service.
+`NAME.safetensors` gets, by `LAYER/CALL/`, the `query` and `key` that the attention module received, the `output` and `weights`
+that it returned. This program imports nothing of the service.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 Tensors = dict[str, torch.Tensor]
 
 
-def random_model(name: str, config: dict[str, Any]) -> torch.nn.Module:
+def random_model(name: str, config: dict[str, Any]) -> Any:
     """Scores and outputs of the size of 1; norms, biases, sinks and tables of bias are far from what they start as."""
     torch.manual_seed(0)
     kind = getattr(transformers, name)
@@ -75,7 +75,7 @@ class Capture:
     """The inputs and answers of one attention module, from a hook on it and one on the module that projects its output."""
 
     def __init__(self, model: torch.nn.Module, module: str, output: str) -> None:
-        self.module = model.get_submodule(module)
+        self.module: Any = model.get_submodule(module)
         self.found: Tensors = {}
         self.hooks = [self.module.register_forward_hook(self._attention, with_kwargs=True)]
         if output:
@@ -84,7 +84,7 @@ class Capture:
     def _attention(self, module: torch.nn.Module, positional: Any, named: Any, answer: Any) -> None:
         given = inspect.signature(module.forward).bind(*positional, **named).arguments
         given |= given.pop("kwargs", {})
-        query = given.get("hidden_states", given.get("query"))
+        query: torch.Tensor = given["hidden_states"] if "hidden_states" in given else given["query"]
         key = given.get("key_value_states", given.get("encoder_hidden_states", given.get("key")))
         self.found = {"output": answer[0], **self.found, "query": query, "weights": answer[-1]}
         self.found |= {} if key is None or key is query else {"key": key}
@@ -153,7 +153,8 @@ def run(
             model(*given)
         return
     if "states" not in {entry, case["given"]}:
-        model.get_submodule(entry)(**asked(call, case["given"], case["vocabulary"]), output_attentions=True)
+        entered: Any = model.get_submodule(entry)
+        entered(**asked(call, case["given"], case["vocabulary"]), output_attentions=True)
         return
     for capture in captures.values():
         linear = next(part for part in capture.module.modules() if isinstance(part, torch.nn.Linear))
@@ -164,7 +165,7 @@ def main() -> None:
     directory = Path(sys.argv[1])
     for case in json.loads((directory / "cases.json").read_text(encoding="utf-8")):
         if case["path"]:
-            model = stored_model(case["model"], directory / case["path"])
+            model: Any = stored_model(case["model"], directory / case["path"])
         else:
             model = random_model(case["model"], case["config"])
             model.save_pretrained(directory / case["name"], **case["saved"])

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 Config = dict[str, Any]
 # By the service's dtype, times the largest value, if that is above 1.
 TOLERANCES = {"float32": 1e-5, "bfloat16": 2e-2}
-# What a model is given: tokens; a decoder's tokens and the encoder's, or its states; or states, straight into the attention module.
+# What a model is given: tokens; a decoder's tokens and the encoder's, or its states; or states, for the attention module itself.
 TOKENS, PAIRS, FEATURES, STATES = "tokens", "pairs", "features", "states"
 TINY_VOCABULARY = 60
 
@@ -35,7 +35,7 @@ class Kind(NamedTuple):
 
 
 class Call(NamedTuple):
-    """The lengths of its sequences and of their sources; they are padded on the left. `positions` are those of the real tokens."""
+    """The lengths of its sequences and of their sources; they are padded on the left. `positions` are the real tokens'."""
 
     name: str
     lengths: tuple[int, ...]

@@ -41,6 +41,7 @@ class Question(NamedTuple):
     answers: str
     prefix: str
     fields: Fields
+    positions: list[list[int]] | None = None
     key_pads: torch.Tensor | None = None
     row_pads: torch.Tensor | None = None
 
@@ -50,7 +51,9 @@ class Question(NamedTuple):
 
     def request(self, reference: Tensors) -> tuple[Tensors, Fields]:
         """Its tensors and fields; weights in the form that the reference has."""
-        tensors = {part: reference[part] for part in ("query", "key") if part in reference}
+        tensors = {part: tensor for part, tensor in reference.items() if part in {"query", "key"}}
+        if self.positions is not None:
+            tensors["positions"] = torch.tensor(self.positions)
         masks = list(self.fields.get("masks", ()))
         if self.key_pads is not None:
             tensors[f"masks.{len(masks)}.values"] = self.key_pads
@@ -79,18 +82,17 @@ def _of_case(case: LayerCase, name: str) -> Imported:
     prefix = ("--prefix", kind.prefix.format(number)) if kind.prefix else ()
     questions = [_question(case, kind, name, call) for call in case.calls]
     if kind.is_relative:
-        questions.append(questions[2]._replace(name="far", fields={"positions": list(range(4000, 4033))}))
+        questions.append(questions[2]._replace(name="far", positions=[list(range(4000, 4033))]))
     if kind.is_relative and kind.is_source:  # it has the lengths of the sources
-        questions[-1] = questions[0]._replace(name="far", fields=questions[-1].fields)
+        questions[-1] = questions[0]._replace(name="far", positions=questions[-1].positions)
     words = ("--layer", str(number), *prefix, *kind.options)
     return Imported(name, case.path or case.name, words, tuple(questions), kind.tolerances)
 
 
 def _question(case: LayerCase, kind: Kind, name: str, call: Call) -> Question:
-    fields: Fields = {"positions": call.positions} if case.has_positions else {}
-    if kind.is_causal_by_mask:
-        fields["masks"] = [CAUSAL]
-    found = Question(call.name, case.name, f"{name}/{call.name}", fields)
+    fields: Fields = {"masks": [CAUSAL]} if kind.is_causal_by_mask else {}
+    positions = call.positions if case.has_positions else None
+    found = Question(call.name, case.name, f"{name}/{call.name}", fields, positions)
     if STATES in {kind.entry, case.given} or call.name != "padded":
         return found
     rows, sources = (torch.tensor(call.pads(lengths)) for lengths in (call.lengths, call.sources))

