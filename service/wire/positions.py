@@ -48,11 +48,13 @@ class Place(NamedTuple):
             return self._default(window)
         counts = dict(zip(POSITIONS, self.sizes[2:], strict=True))
         found = {name: self._decoded(value, name, counts[name]) for name, value in given.items()}
-        if "positions" in found and not self.has_past and not self.has_own_keys:
-            found.setdefault("key_positions", found["positions"])
         for name, other in (POSITIONS, POSITIONS[::-1]):
-            if name not in found:
+            if name in found:
+                continue
+            if self.sizes.queries != self.sizes.keys:
                 raise self._required(name, f"{other} came without it")
+            # The keys of self-attention are its query rows; others have the default.
+            found[name] = torch.arange(self.sizes.keys).unsqueeze(0) if self.has_own_keys else found[other]
         return found
 
     def _default(self, window: Window | None) -> dict[str, torch.Tensor]:

@@ -1,7 +1,7 @@
 """Safetensors codec: reads a request from a safetensors file and writes an answer as one; templates skip repeated checks.
 
 The tensors of a body are those of NAMES that its kind of request takes, and `masks.<i>.values`. Its metadata has one key,
-`request`: the JSON of the other fields, masks without their values. Invariants: The whole header is checked before any tensor is
+`request`: the JSON of the other fields, masks without their values; positions may stand there too. Invariants: The whole header is checked before any tensor is
 read. Nothing is copied: a tensor of a request is a view of its body. Both forms of a request take the same path from here on, so
 they give the same bits and the same errors. An answer's tensors of wider dtypes come first, so that each is aligned for a reader
 that maps the bytes.
@@ -93,7 +93,7 @@ _remembered = functools.lru_cache(NUM_REMEMBERED)(_READER.read)
 
 def _check_no_values(document: dict[str, object]) -> None:
     """Raise UnknownField for a field in the JSON that must be a tensor of the body: it could have two values otherwise."""
-    for name in NAMES:
+    for name in TENSORS:
         if name in document:
             raise UnknownField(f'"{name}" must be a tensor of the body, not a field of its JSON', param=f"/{name}")
     masks = document.get("masks")
@@ -105,6 +105,8 @@ def _check_no_values(document: dict[str, object]) -> None:
 
 def _add_tensor(document: dict[str, object], name: str, tensor: dict[str, object]) -> None:
     if name in NAMES:
+        if name in document:
+            raise UnknownField(f'"{name}" is a tensor of the body and a field of its JSON; send one', param=f"/{name}")
         document[name] = tensor
         return
     found = _MASK_VALUES.fullmatch(name)

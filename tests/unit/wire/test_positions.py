@@ -66,14 +66,17 @@ def test_a_batch_has_one_row_of_positions_or_one_for_each_sequence():
     assert places(call(**batch, positions=each, key_positions=[4, 5])) == [each, [[4, 5]]]
 
 
+def test_with_as_many_keys_as_rows_what_is_not_sent_is_0_1_and_so_on():
+    assert places(call(key=[ROW] * 3, positions=[4, 5, 6])) == [[[4, 5, 6]], [[0, 1, 2]]]
+    assert places(call(key=[ROW] * 3, key_positions=[4, 5, 6])) == [[[0, 1, 2]], [[4, 5, 6]]]
+
+
 @pytest.mark.parametrize(
     ("rows", "fields", "missing", "bottom_right"),
     [
         (3, {"key": [ROW] * 5}, "positions", "positions 2 to 4 with key_positions 0 to 4"),
         (1, PAST, "positions", "positions 4 with key_positions 0 to 4"),
         (3, {"key": [ROW]}, "positions", "positions 0 to 2 with key_positions 2"),
-        (3, {"key_positions": [0, 1, 2]}, "positions", "positions 0 to 2 with key_positions 0 to 2"),
-        (3, {"key": [ROW] * 3, "positions": [0, 1, 2]}, "key_positions", "positions 0 to 2 with key_positions 0 to 2"),
         (1, {**PAST, "positions": [4]}, "key_positions", "positions 4 with key_positions 0 to 4"),
     ],
 )

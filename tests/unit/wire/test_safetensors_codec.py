@@ -41,12 +41,12 @@ def tensor_of(raw: object, kind: TensorKind = TensorKind.FLOAT) -> torch.Tensor:
 
 
 def test_a_body_of_the_library_gives_the_document_of_the_same_fields():
-    request = {"weights": {"form": "heads"}, "masks": [{"kind": "causal"}, {"kind": "attend"}]}
+    request = {"weights": {"form": "heads"}, "masks": [{"kind": "causal"}, {"kind": "attend"}], "positions": [4, 5]}
     mask = torch.ones(2, 2, dtype=torch.bool)
     document = parse(
         save({"query": X, "masks.1.values": mask}, {"request": json.dumps(request), "format": "pt", "labels": "["})
     )
-    assert document["weights"] == {"form": "heads"}
+    assert (document["weights"], list(document["positions"])) == ({"form": "heads"}, [4, 5])
     assert document["masks"][0] == {"kind": "causal"}
     assert torch.equal(tensor_of(document["query"]), X)
     assert torch.equal(tensor_of(document["masks"][1]["values"], TensorKind.BOOL), mask)
@@ -125,6 +125,7 @@ def test_a_tensor_is_a_view_of_the_body_where_it_is_aligned_and_equal_where_it_i
         (file({"masks.0.values": entry(), "__metadata__": {"request": '{"masks":5}'}}, b"\0" * 24), UnknownField),
         (file({"__metadata__": {"request": '{"query":[[1]]}'}}), UnknownField),
         (file({"__metadata__": {"request": '{"masks":[{"kind":"attend","values":[true]}]}'}}), UnknownField),
+        (file({"positions": entry(), "__metadata__": {"request": '{"positions":[1]}'}}, b"\0" * 24), UnknownField),
     ],
 )
 def test_a_malformed_body_is_refused_with_its_code(body, error):
