@@ -12,7 +12,7 @@ import pytest
 from nbclient import NotebookClient
 
 from tests import processes
-from tests.conformance.test_model_parity import HAS_TRANSFORMERS, PYTHON
+from tests.conformance.parity_environment import PYTHON, package
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -65,7 +65,7 @@ transformers.LlamaForCausalLM(config).save_pretrained(sys.argv[1])
 
 
 @pytest.mark.long
-@pytest.mark.skipif(not HAS_TRANSFORMERS, reason="transformers is not installed: make install-parity")
+@pytest.mark.skipif(package("transformers") is None, reason="transformers is not installed: make install-parity")
 def test_the_captured_input_of_a_decoders_layer_gives_the_output_of_its_module(tmp_path, serve):
     def run(*command: object) -> None:
         done = subprocess.run(list(map(str, command)), cwd=tmp_path, capture_output=True, text=True, check=False)
