@@ -1,10 +1,10 @@
 """Safetensors codec: reads a request from a safetensors file and writes an answer as one; templates skip repeated checks.
 
 The tensors of a body are those of NAMES that its kind of request takes, and `masks.<i>.values`. Its metadata has one key,
-`request`: the JSON of the other fields, masks without their values; positions may stand there too. Invariants: The whole header is checked before any tensor is
-read. Nothing is copied: a tensor of a request is a view of its body. Both forms of a request take the same path from here on, so
-they give the same bits and the same errors. An answer's tensors of wider dtypes come first, so that each is aligned for a reader
-that maps the bytes.
+`request`: the JSON of the other fields, masks without their values; positions may stand there too. Invariants: The whole header
+is checked before any tensor is read. Nothing is copied: a tensor of a request is a view of its body. Both forms of a request take
+the same path from here on, so they give the same bits and the same errors. An answer's tensors of wider dtypes come first, so
+that each is aligned for a reader that maps the bytes.
 
 Apart from the values, the checks of a request depend only on the layer and on the header and length of its body, and callers
 repeat few of those. Every value of every request is checked. No template keeps a tensor of a request.
