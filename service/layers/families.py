@@ -148,8 +148,9 @@ _MODERN |= {"local_attention": 128, "global_attn_every_n_layers": 3, "attention_
 _NOMIC = Family(
     name="nomic-bert", models=("nomic_bert",), about="NomicBERT, by the names of its own code and of transformers",
     is_open=False, parts=fused("Wqkv", "out_proj"), below=_below("encoder.layers.#.attn."), ignored=("rotary_emb.",),
-    optional=(("Wqkv.bias", "out_proj.bias"),), equal=words.EVERYTHING, causal="causal",
-    rotary=RotaryRule(theta="rotary_emb_base", partial="rotary_emb_fraction"), flags={"qkv_proj_bias": "Wqkv.bias"},
+    optional=(("Wqkv.bias", "out_proj.bias"),), causal="causal",
+    rotary=RotaryRule(theta="rotary_emb_base", partial="rotary_emb_fraction", is_whole=True),
+    flags={"qkv_proj_bias": "Wqkv.bias"},
     off=("num_heads_kv", "rotary_emb_scale_base", "rotary_head_dim", "rotary_emb_interleaved", "rotary_scaling_factor"),
     defaults={"num_attention_heads": 12, "rotary_emb_base": 1000.0, "rotary_emb_fraction": 1.0},
 )

@@ -99,7 +99,7 @@ def _width(rule: RotaryRule, options: Options, parameters: Mapping[str, object],
     part = agreed(found)
     if part is None:
         part = options.number(rule.partial) if rule.partial else 1.0
-    if not rule.partial and part != 1:
+    if (rule.is_whole or not rule.partial) and part != 1:
         raise LayerError(f"partial_rotary_factor is {shown(part)}, but this family's models rotate whole heads")
     width = int(head_width * positive("the rotated share of a head", part))
     if width % 2 or not 0 < width <= head_width:

@@ -68,3 +68,12 @@ def test_the_rotated_share_is_an_even_number_of_features(part):
     found = rotary(rule, Options({"rope_theta": 100.0, "rotary_pct": 0.4}), FULL, 10)
     assert found is not None
     assert found.width == 4
+
+
+def test_a_share_that_codes_of_a_family_disagree_on_is_refused():
+    """transformers 5 ignores NomicBERT's share, and its own code does not."""
+    rule = RotaryRule(partial="rotary_pct", is_whole=True)
+    for said in ({"rotary_pct": 0.5}, {"rope_parameters": {"partial_rotary_factor": 0.5}}):
+        with pytest.raises(LayerError, match=r"is 0\.5, but this family's models rotate whole heads"):
+            rotary(rule, Options({"rope_theta": 100.0, **said}), FULL, 8)
+    assert rotary(rule, Options({"rope_theta": 100.0, "rotary_pct": 1.0}), FULL, 8) == made(rope_theta=100.0)
