@@ -246,7 +246,7 @@ FAMILIES = (
         name="modernbert", models=("modernbert",), about="ModernBERT, with local and global layers", is_open=False,
         parts=_WQKV, below=_below("layers.#.|attn.", _STEM), ignored=("rotary_emb.",), optional=(biases(_WQKV),),
         equal=words.EVERYTHING,
-        rotary=RotaryRule(theta="global_rope_theta", sliding_theta="local_rope_theta", scalings=words.SCALINGS[:3]),
+        rotary=RotaryRule(theta="global_rope_theta", sliding_theta="local_rope_theta"),
         window=WindowRule(size="local_attention", period="global_attn_every_n_layers", offset=0, is_centred=True),
         flags={"attention_bias": "Wqkv.bias"}, defaults=_MODERN,
     ),
@@ -275,7 +275,7 @@ FAMILIES = (
     like(
         _LLAMA, name="gemma3", models=("gemma3_text",), about="Gemma 3, EmbeddingGemma; two bases of rotary positions",
         parts=_SELF_ATTN | _NORMS,
-        rotary=RotaryRule(sliding_theta="rope_local_base_freq", scalings=words.SCALINGS[:3], scaled=(words.FULL,)),
+        rotary=RotaryRule(sliding_theta="rope_local_base_freq", scaled=(words.FULL,)),
         window=_PERIODIC, bidirectional="use_bidirectional_attention", norm=NormRule(kind="rms", plus_one=True),
         scale="query_pre_attn_scalar", off=("attn_logit_softcapping",),
         defaults={**_GEMMA, "rope_theta": 1e6, "rope_local_base_freq": 10000.0, "sliding_window_pattern": 6},
