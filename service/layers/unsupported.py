@@ -99,8 +99,8 @@ TABLE = (
         models=(
             "baichuan* chatglm* codegen* ernie45* eurobert exaone* falcon* gemma gemma3n* gemma4* glm* gptj gptneoxjapanese "
             "granite* hunyuan* internlm* minicpm* ministral* mixtral* mllama* modernbertdecoder neobert nemotron* new olmo "
-            "jais2* olmoe olmo3* olmohybrid persimmon phi phimoe* phi4* pixtral qwen qwen2moe* qwen2vl* qwen25* qwen2audio* qwen3moe* "
-            "qwen3vl* qwen3omni* smollm3 stablelm* starcoder2 t5gemma* yi "
+            "olmoe olmo3* olmohybrid persimmon phi phimoe* phi4* pixtral qwen qwen2moe* qwen2vl* qwen25* qwen2audio* qwen3moe* "
+            "qwen3vl* qwen3omni* smollm3 stablelm* starcoder2 t5gemma* yi jais2* "
             "*rope* *dinov3* eva02* *pecore* *pelang* *pespatial*"  # architectures of timm
         ),
         options="(?<![du])rope(?!r)|rotary",  # but not in dropedge, europe or property
