@@ -150,9 +150,9 @@ def _relative_bias(family: Family, options: Options, shapes: Shapes) -> Relative
     if rule is None:
         return None
     buckets = shapes["relative_bias"][0]
-    said = rule.buckets or options.get("relative_attention_num_buckets")
-    if said not in (None, buckets):
-        raise LayerError(f"the table of relative positions has {buckets} buckets, expected {shown(said)}")
+    for said in (rule.buckets or None, options.get("relative_attention_num_buckets")):
+        if said not in (None, buckets):
+            raise LayerError(f"the table of relative positions has {buckets} buckets, expected {shown(said)}")
     return RelativeBias(buckets, options.count(rule.max_distance), rule.is_bidirectional)
 
 

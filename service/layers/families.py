@@ -148,8 +148,9 @@ _MODERN |= {"local_attention": 128, "global_attn_every_n_layers": 3, "attention_
 _NOMIC = Family(
     name="nomic-bert", models=("nomic_bert",), about="NomicBERT, by the names of its own code and of transformers",
     is_open=False, parts=fused("Wqkv", "out_proj"), below=_below("encoder.layers.#.attn."), ignored=("rotary_emb.",),
-    optional=(("Wqkv.bias", "out_proj.bias"),), equal=words.EVERYTHING, causal="causal",
-    rotary=RotaryRule(theta="rotary_emb_base", partial="rotary_emb_fraction"), flags={"qkv_proj_bias": "Wqkv.bias"},
+    optional=(("Wqkv.bias", "out_proj.bias"),), causal="causal",
+    rotary=RotaryRule(theta="rotary_emb_base", partial="rotary_emb_fraction", is_whole=True),
+    flags={"qkv_proj_bias": "Wqkv.bias"},
     off=("num_heads_kv", "rotary_emb_scale_base", "rotary_head_dim", "rotary_emb_interleaved", "rotary_scaling_factor"),
     defaults={"num_attention_heads": 12, "rotary_emb_base": 1000.0, "rotary_emb_fraction": 1.0},
 )
@@ -245,7 +246,7 @@ FAMILIES = (
         name="modernbert", models=("modernbert",), about="ModernBERT, with local and global layers", is_open=False,
         parts=_WQKV, below=_below("layers.#.|attn.", _STEM), ignored=("rotary_emb.",), optional=(biases(_WQKV),),
         equal=words.EVERYTHING,
-        rotary=RotaryRule(theta="global_rope_theta", sliding_theta="local_rope_theta", scalings=words.SCALINGS[:3]),
+        rotary=RotaryRule(theta="global_rope_theta", sliding_theta="local_rope_theta"),
         window=WindowRule(size="local_attention", period="global_attn_every_n_layers", offset=0, is_centred=True),
         flags={"attention_bias": "Wqkv.bias"}, defaults=_MODERN,
     ),
@@ -274,7 +275,7 @@ FAMILIES = (
     like(
         _LLAMA, name="gemma3", models=("gemma3_text",), about="Gemma 3, EmbeddingGemma; two bases of rotary positions",
         parts=_SELF_ATTN | _NORMS,
-        rotary=RotaryRule(sliding_theta="rope_local_base_freq", scalings=words.SCALINGS[:3], scaled=(words.FULL,)),
+        rotary=RotaryRule(sliding_theta="rope_local_base_freq", scaled=(words.FULL,)),
         window=_PERIODIC, bidirectional="use_bidirectional_attention", norm=NormRule(kind="rms", plus_one=True),
         scale="query_pre_attn_scalar", off=("attn_logit_softcapping",),
         defaults={**_GEMMA, "rope_theta": 1e6, "rope_local_base_freq": 10000.0, "sliding_window_pattern": 6},

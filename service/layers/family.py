@@ -31,6 +31,7 @@ class RotaryRule:
     theta: str = "rope_theta"  # option of the base
     sliding_theta: str = ""  # the same of sliding layers, if it is another
     partial: str = ""  # option of the rotated share of a head; without one whole heads are rotated
+    is_whole: bool = False  # another share than 1 is refused, because codes of the family disagree on it
     scalings: tuple[str, ...] = SCALINGS
     scaled: tuple[str, ...] = (FULL, SLIDING)  # kinds of layers that `rope_scaling` changes
     kinds: tuple[str, ...] = (FULL, SLIDING)  # kinds of layers that rotate

@@ -13,16 +13,17 @@ import torch
 
 from service.attention.spec import Rotary
 from service.errors import LayerError
-from service.layers.family import FULL, SLIDING, RotaryRule
+from service.layers.family import FULL, SCALINGS, SLIDING, RotaryRule
 from service.layers.options import Options, agreed, positive, shown
 from service.layers.wording import listed
 
 KNOWN = {
     "rope_theta", "rope_type", "type", "factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow",
-    "low_freq_factor", "high_freq_factor", "mscale", "mscale_all_dim", "truncate", "partial_rotary_factor",
+    "low_freq_factor", "high_freq_factor", "mscale", "mscale_all_dim", "truncate", "partial_rotary_factor", "finetuned",
 }  # fmt: skip
 DEPENDS = "its frequencies depend on the length of a sequence, which a served layer does not support"
-REASONS = {"dynamic": DEPENDS, "longrope": DEPENDS, "su": DEPENDS, "yarn": DEPENDS}
+FOREIGN = "this family's models do not compute it"
+REASONS = dict.fromkeys(SCALINGS, FOREIGN) | dict.fromkeys(("dynamic", "longrope", "su"), DEPENDS)
 
 
 def rotary(rule: RotaryRule | None, options: Options, kind: str, head_width: int) -> Rotary | None:
@@ -41,6 +42,8 @@ def rotary(rule: RotaryRule | None, options: Options, kind: str, head_width: int
         raise LayerError(f"the rotary positions have the scaling {shown(scaling)}: {why}")
     if unknown := sorted(str(key) for key, value in parameters.items() if key not in KNOWN and value is not None):
         raise LayerError(f"the rotary positions have options that the importer does not know: {listed(unknown)}")
+    if rule.sliding_theta and not parameters.get("truncate", True):
+        raise LayerError("truncate of the rotary scaling is off, which transformers 5 does not read in this family")
     theta, width = _theta(rule, options, kind, parameters), _width(rule, options, parameters, head_width)
     powers = theta ** (torch.arange(0, width, 2, dtype=torch.int64).float() / width)
     factor = 1.0
@@ -70,8 +73,14 @@ def _parameters(rule: RotaryRule, options: Options, kind: str) -> Mapping[str, o
         if value in flat and name == "rope_scaling" and kind not in rule.scaled:
             continue
         inner = value if value in flat else value.get(kind)  # type: ignore[attr-defined]
+        if rule.sliding_theta and inner is None:
+            inner = {}  # each kind has defaults
         if not isinstance(inner, Mapping):
             raise LayerError(f"{name} in config.json has no object for {kind}")
+        if rule.sliding_theta and value in flat and "type" in inner and "rope_type" not in inner:
+            raise LayerError(
+                f"{name} in config.json has type without rope_type, which transformers 5 does not read here"
+            )
         for key, number in inner.items():
             merged[key] = agreed({f"{name}.{key}": number} | ({key: merged[key]} if key in merged else {}))
     return merged if given else options.defaults.get("rope_parameters", {})  # type: ignore[return-value]
@@ -99,7 +108,7 @@ def _width(rule: RotaryRule, options: Options, parameters: Mapping[str, object],
     part = agreed(found)
     if part is None:
         part = options.number(rule.partial) if rule.partial else 1.0
-    if not rule.partial and part != 1:
+    if (rule.is_whole or not rule.partial) and part != 1:
         raise LayerError(f"partial_rotary_factor is {shown(part)}, but this family's models rotate whole heads")
     width = int(head_width * positive("the rotated share of a head", part))
     if width % 2 or not 0 < width <= head_width:

@@ -26,6 +26,7 @@ GATED = "it gates the output of its heads, which a served layer does not support
 CHUNKED = "it attends inside of chunks, which a served layer does not support"
 APPROXIMATE = "it computes sparse or approximate attention, which a served layer does not support"
 ALIBI = "it uses ALiBi; import its projections with --map and send `bias` with each request"
+UNTOLD = "its code alone says which keys a row sees"
 BY_HEAD = "its fused projection is ordered by heads, which the importer does not read"
 UNSCALED = "its scores are not scaled by 1/sqrt(head width)"
 OTHER_NAMES = (
@@ -41,7 +42,9 @@ class Unsupported:
     """One reason and what shows it; a regular expression that is empty shows nothing."""
 
     why: str
-    models: str = ""  # patterns of a model_type in lower case, without hyphens and underscores
+    models: str = (
+        ""  # patterns of a model_type, or of timm's architecture, in lower case, without hyphens and underscores
+    )
     options: str = ""  # in the name of an option that is on, or in the text of one that says how positions enter
     names: str = ""  # in the name of a tensor that the layer uses, from its beginning or a dot on
     traces: str = ""  # in a name that stands below the layer's module or a parent of it, from its beginning or a dot on
@@ -52,7 +55,13 @@ TABLE = (
         why=LATENT, models="deepseek* kimi* longcat* minicpm3", options="kv_lora_rank", names=r"(q_a|kv_a|kv_b)_proj"
     ),
     Unsupported(why=GATED, models="qwen3next* qwen35*", options="^attn_output_gate$"),
-    Unsupported(why=CHUNKED, models="llama4*", options="attention_chunk_size"),
+    Unsupported(
+        why=CHUNKED,
+        models="llama4* sam2hiera* hiera* twins* nest* davit*",
+        options="attention_chunk_size",
+        names="(initial|final)_char_encoder",  # CANINE
+    ),
+    Unsupported(why=UNTOLD, models="git blip bliptextmodel tipsv2*"),
     Unsupported(
         why=TRANSFORMED,
         models="roformer",
@@ -77,7 +86,7 @@ TABLE = (
         names=r"h\.\d+\.self_attention\.query_key_value\.",
     ),
     Unsupported(
-        why=ALIBI, models="mpt jais*", options="alibi", names=r"blocks\.\d+\.attn\.Wqkv\.", traces="(?i:[^.]*alibi)"
+        why=ALIBI, models="mpt jais", options="alibi", names=r"blocks\.\d+\.attn\.Wqkv\.", traces="(?i:[^.]*alibi)"
     ),
     Unsupported(
         why=APPROXIMATE,
@@ -91,7 +100,8 @@ TABLE = (
             "baichuan* chatglm* codegen* ernie45* eurobert exaone* falcon* gemma gemma3n* gemma4* glm* gptj gptneoxjapanese "
             "granite* hunyuan* internlm* minicpm* ministral* mixtral* mllama* modernbertdecoder neobert nemotron* new olmo "
             "olmoe olmo3* olmohybrid persimmon phi phimoe* phi4* pixtral qwen qwen2moe* qwen2vl* qwen25* qwen2audio* qwen3moe* "
-            "qwen3vl* qwen3omni* smollm3 stablelm* starcoder2 t5gemma* yi"
+            "qwen3vl* qwen3omni* smollm3 stablelm* starcoder2 t5gemma* yi jais2* "
+            "*rope* *dinov3* eva02* *pecore* *pelang* *pespatial*"  # architectures of timm
         ),
         options="(?<![du])rope(?!r)|rotary",  # but not in dropedge, europe or property
         names=(
@@ -126,8 +136,9 @@ def check_config(config: Mapping[str, object], family: Family | None = None) -> 
     """
     known, own = (family.options, family.models) if family else (frozenset(), ())
     for path, options in sections(config, known):
-        model = str(options.get("model_type"))
-        named = quoted(f"{path}model_type") if path else "model_type"
+        key = "architecture" if "model_type" not in options and "architecture" in options else "model_type"
+        model = str(options.get(key))
+        named = quoted(f"{path}{key}") if path else key
         for row in TABLE:
             is_dense = row.why == APPROXIMATE and options.get("attention_type") == "original_full"  # a Big Bird
             if any(fnmatchcase(plain(model), pattern) for pattern in row.models.split()) and not is_dense:

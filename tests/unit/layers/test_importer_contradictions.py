@@ -122,6 +122,9 @@ TENSORS = {
         CASES["nomic-bert"].tensors, {**CASES["nomic-bert"].config, "rotary_scaling_factor": 2}, "has 'rotary_scaling_factor'"
     ),
     "another number of buckets": (T5, {**T5_CONFIG, "relative_attention_num_buckets": 16}, "has 32 buckets, expected 16"),
+    "buckets that MPNet has not": (
+        CASES["mpnet"].tensors, {**CASES["mpnet"].config, "relative_attention_num_buckets": 16}, "has 32 buckets, expected 16"
+    ),
     "esm's other positions": (
         CASES["esm"].tensors, {**CASES["esm"].config, "position_embedding_type": "relative_key"}, "is neither rotary nor absolute"
     ),

@@ -158,6 +158,10 @@ CASES = {
         shaped("encoder.layers.0.attn.", {"Wqkv.weight": (24, 8), "out_proj.weight": (8, 8)}),
         {"model_type": "nomic_bert", "n_head": 2}, {"rotary": rotary(4, 1000.0), "window": None},
     ),
+    "nomic-bert, wide heads": Case(
+        shaped("encoder.layers.0.attn.", {"Wqkv.weight": (36, 8), "out_proj.weight": (8, 12)}),
+        {"model_type": "nomic_bert", "num_attention_heads": 2, "head_dim": 6}, {"rotary": rotary(6, 1000.0)},
+    ),
     "nomic-bert by new names": Case(
         square("layers.0.self_attn.", "q_proj", "k_proj", "v_proj", "o_proj",
                unbiased=("q_proj", "k_proj", "v_proj", "o_proj")),

@@ -68,3 +68,35 @@ def test_the_rotated_share_is_an_even_number_of_features(part):
     found = rotary(rule, Options({"rope_theta": 100.0, "rotary_pct": 0.4}), FULL, 10)
     assert found is not None
     assert found.width == 4
+
+
+def test_a_share_that_codes_of_a_family_disagree_on_is_refused():
+    """transformers 5 ignores NomicBERT's share, and its own code does not."""
+    rule = RotaryRule(partial="rotary_pct", is_whole=True)
+    for said in ({"rotary_pct": 0.5}, {"rope_parameters": {"partial_rotary_factor": 0.5}}):
+        with pytest.raises(LayerError, match=r"is 0\.5, but this family's models rotate whole heads"):
+            rotary(rule, Options({"rope_theta": 100.0, **said}), FULL, 8)
+    assert rotary(rule, Options({"rope_theta": 100.0, "rotary_pct": 1.0}), FULL, 8) == made(rope_theta=100.0)
+
+
+TWO_BASES = RotaryRule(sliding_theta="rope_local_base_freq")
+
+
+def test_a_family_of_two_bases_takes_the_scalings_of_transformers_5():
+    said = {"rope_theta": 100.0, "rope_local_base_freq": 10.0}
+    found = rotary(TWO_BASES, Options(said | {"rope_scaling": YARN}), FULL, 8)
+    assert found == made(rope_theta=100.0, rope_scaling={**YARN, "finetuned": True})
+    for nested in ({FULL: YARN}, {FULL: YARN, SLIDING: None}):  # the other kind has its defaults
+        assert rotary(TWO_BASES, Options(said | {"rope_parameters": nested}), SLIDING, 8) == made(rope_theta=10.0)
+
+
+@pytest.mark.parametrize("scaling", [{"type": "linear", "factor": 3.0}, {**YARN, "truncate": False}])
+def test_a_family_of_two_bases_refuses_what_transformers_4_and_5_read_differently(scaling):
+    said = {"rope_theta": 100.0, "rope_local_base_freq": 10.0, "rope_scaling": scaling}
+    with pytest.raises(LayerError, match="which transformers 5 does not read"):
+        rotary(TWO_BASES, Options(said), FULL, 8)
+
+
+def test_a_scaling_that_a_family_does_not_compute_is_refused_with_that_reason():
+    with pytest.raises(LayerError, match="'yarn': this family's models do not compute it"):
+        rotary(RotaryRule(scalings=("default",)), Options({"rope_theta": 100.0, "rope_scaling": YARN}), FULL, 8)

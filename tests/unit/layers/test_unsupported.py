@@ -21,6 +21,7 @@ from service.layers.unsupported import (
     ROTARY,
     TRANSFORMED,
     UNSCALED,
+    UNTOLD,
     check_config,
 )
 from tests.unit.layers.checkpoints import bert, random, save_directory, save_safetensors
@@ -59,6 +60,7 @@ OPTIONS: dict[str, tuple[str, list[dict[str, object]]]] = {
             {"position_embedding_type": "rope"},
             {"positional_encoding": "rotary"}, {"pe": "RoPE"}, {"attention_type": "rotary"}, {"embedding": "rope"},
             {"model_type": "qwen2_5_vl"}, {"model_type": "chatglm"}, {"model_type": "new"},
+            {"model_type": "jais2"}, {"architecture": "vit_small_patch16_rope_224"},
         ],
     ),
     "relative": (
@@ -91,7 +93,15 @@ OPTIONS: dict[str, tuple[str, list[dict[str, object]]]] = {
     ),
     "latent": (LATENT, [{"model_type": "deepseek_v3"}, {"kv_lora_rank": 512}]),
     "gated": (GATED, [{"model_type": "qwen3_next"}, {"text_config": {"model_type": "qwen3_5_text"}}]),
-    "chunked": (CHUNKED, [{"model_type": "llama4_text"}, {"attention_chunk_size": 8192}]),
+    "chunked": (
+        CHUNKED,
+        [{"model_type": "llama4_text"}, {"attention_chunk_size": 8192}, {"architecture": "hiera_tiny_224"},
+         {"backbone_config": {"model_type": "sam2_hiera_det_model"}}],
+    ),
+    "untold": (
+        UNTOLD,
+        [{"model_type": "git"}, {"model_type": "tipsv2_text_model"}, {"text_config": {"model_type": "blip_text_model"}}],
+    ),
 }  # fmt: skip
 
 
@@ -162,6 +172,11 @@ NAMES = {
     "meta": ("layers.0.attention.", "wq wk wv wo", ROTARY),
     "gguf": ("blk.0.", "attn_q attn_k attn_v attn_output", ROTARY),
     "esm": ("esm.encoder.layer.0.attention.", "self.query self.key self.value output.dense", "changes queries or keys"),
+    "canine": (
+        "canine.initial_char_encoder.layer.0.attention.",
+        "self.query self.key self.value output.dense",
+        CHUNKED,
+    ),
     "t5": ("encoder.block.3.layer.0.SelfAttention.", "q k v o", "its scores are not scaled"),
     "mpnet": ("encoder.layer.2.attention.attn.", "q k v o", RELATIVE),
     "deberta": (
