@@ -30,7 +30,7 @@ MODEL_ROWS = 144  # tokens of a model: more than the windows of ModernBERT and g
 # Over a few hundred products, errors of float32 against float64 are near 1e-6 of the largest value.
 TOLERANCE = 1e-4
 MODEL_TOLERANCE = 1e-5  # of transformers, times the largest value if that is above 1
-# Scores so far apart keep these tolerances. The rounding of a score grows with it, and weights and outputs with that.
+# The tolerances are for scores so far apart. Scores ten times as far apart round ten times as much, and so do their weights.
 USUAL_SCORES = 16.0
 
 
