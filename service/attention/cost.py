@@ -51,7 +51,7 @@ def flops(
     `selections` are the weights and scores that it requests, `num_passes` counts lse and entropy, which visit all pairs again.
     """
     b, heads, queries, keys = sizes
-    whole = sizes._replace(keys=keys + spec.extra_keys)
+    whole = sizes._replace(keys=keys + spec.extra_keys) if spec.extra_keys else sizes
     query_width, value_width = heads * spec.head_width, heads * spec.value_head_width
     per_query = query_width * spec.query_width + (spec.out_width * value_width if spec.has_output else 0)
     per_key = spec.num_kv_heads * (spec.head_width * spec.key_width + spec.value_head_width * spec.value_width)
@@ -59,7 +59,8 @@ def flops(
     out_width = spec.out_width if spec.has_output else 0
     more = sum(_weights_flops(spec.head_width, whole, one, spec.value_head_width, out_width) for one in selections)
     more += num_passes * heads * queries * whole.keys * (2 * spec.head_width + SOFTMAX_FLOPS)
-    return b * (2 * products + _mask_flops(mask) + more + _part_flops(spec, whole, keys - num_past))
+    more += _part_flops(spec, whole, keys - num_past) if spec.has_parts else 0
+    return b * (2 * products + _mask_flops(mask) + more)
 
 
 def _part_flops(spec: LayerSpec, sizes: Sizes, new_keys: int) -> int:

@@ -73,7 +73,10 @@ class Layer:
         self._like = torch.empty(0, dtype=dtype, device=device)
         self._query_key = QueryKey(spec, moved, self._like) if spec.norm or spec.rotary else None
         self._bias = None if spec.relative_bias is None else DistanceBias(spec.relative_bias, moved["relative_bias"])
-        self._sinks = moved["sinks"].to(torch.promote_types(dtype, torch.float32)) if spec.has_sinks else None
+        sinks = moved["sinks"].to(torch.promote_types(dtype, torch.float32)) if spec.has_sinks else None
+        self._attended = functools.partial(
+            attend_with_extras, scale=spec.scale, output_DK=self._output_DK, softcap=spec.softcap, sinks=sinks
+        )
         # Query, key and value have the same heads of the same width, and the layer adds neither keys nor anything to scores.
         is_plain = not (spec.extra_keys or spec.relative_bias or spec.softcap or spec.has_sinks)
         self._has_plain_heads = len(set(self._widths)) == 1 and is_plain
@@ -317,16 +320,7 @@ class Layer:
             mask = lowered_on(masks, b, self._like, self.spec.extra_keys)
             past = [] if call.past_key is None or call.past_value is None else [call.past_key[b], call.past_value[b]]
             heads = self._kernel_heads(views, past)
-            context, extras = attend_with_extras(
-                heads,
-                mask,
-                self.spec.scale,
-                asked,
-                self._output_DK,
-                is_extreme=is_extreme,
-                softcap=self.spec.softcap,
-                sinks=self._sinks,
-            )
+            context, extras = self._attended(heads, mask, asked=asked, is_extreme=is_extreme)
             # A weight of 0 times a negative value gives -0.0, to which adding 0 gives 0.
             output.copy_(context) if mask is None else torch.add(context, 0.0, out=output)
             if call.has_present:

@@ -126,24 +126,17 @@ def causal(sizes: Sizes, offset: int | Sequence[int]) -> Run:
 
 def of_positions(window: Window, positions: torch.Tensor, key_positions: torch.Tensor) -> Run | Near:
     """Return a layer's own mask for rows [B|1, L] and keys [B|1, S] at these positions, int64."""
-    low = None if window.left is None else positions - window.left
-    high = None if window.right is None else positions + window.right
+    # No position is MAX_POSITION away from another.
+    low = positions - (MAX_POSITION if window.left is None else window.left)
+    high = positions + (MAX_POSITION if window.right is None else window.right)
     if not bool((key_positions.diff() >= 0).all()):
         # Its table is made for one sequence at a time, when the limits are checked.
-        low = torch.zeros_like(positions) if low is None else low
-        high = torch.full_like(positions, MAX_POSITION) if high is None else high
         return Near(low[:, None, :, None], high[:, None, :, None], key_positions[:, None, None])
     # The keys ascend, so those that a row may attend to are a run.
     sequences = max(len(positions), len(key_positions))
-    keys = key_positions.expand(sequences, -1).contiguous()
-    ends = (None if bound is None else bound.expand(sequences, -1).contiguous() for bound in (low, high))
-    low, high = (
-        None if bound is None else torch.searchsorted(keys, bound, right=is_high)[:, None, :, None]
-        for bound, is_high in zip(ends, (False, True), strict=True)
-    )
-    first = torch.zeros(1, 1, positions.shape[1], 1, dtype=torch.int64)
-    last = torch.full_like(first, keys.shape[1])
-    return Run(first if low is None else low, last if high is None else high)
+    keys, low, high = (x.expand(sequences, -1).contiguous() for x in (key_positions, low, high))
+    first, end = torch.searchsorted(keys, low), torch.searchsorted(keys, high, right=True)
+    return Run(first[:, None, :, None], end[:, None, :, None])
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

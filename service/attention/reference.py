@@ -96,8 +96,8 @@ def _rotated(rotary: Rotary, x: np.ndarray, positions: np.ndarray) -> np.ndarray
     frequencies = np.array(rotary.inverse_frequencies, np.float32)
     angles = (positions.astype(np.float32)[:, None] * frequencies).astype(np.float64)
     cos, sin = rotary.attention_factor * np.cos(angles), rotary.attention_factor * np.sin(angles)
-    pairs = np.arange(rotary.width).reshape((2, -1) if rotary.layout == "half" else (-1, 2))
-    first, second = pairs if rotary.layout == "half" else pairs.T
+    features = np.arange(rotary.width)
+    first, second = features.reshape(2, -1) if rotary.layout == "half" else features.reshape(-1, 2).T
     found = x.copy()
     found[..., first] = x[..., first] * cos - x[..., second] * sin
     found[..., second] = x[..., second] * cos + x[..., first] * sin
@@ -109,38 +109,31 @@ def _buckets(part: RelativeBias, distances: np.ndarray) -> np.ndarray:
     buckets = part.buckets // 2 if part.is_bidirectional else part.buckets
     far = np.abs(distances) if part.is_bidirectional else -np.minimum(distances, 0)
     exact = buckets // 2
-    ratio = np.log(np.maximum(far, 1).astype(np.float32) / np.float32(exact)) / np.float32(
-        math.log(part.max_distance / exact)
-    )
-    log_bucket = exact + (ratio * np.float32(buckets - exact)).astype(np.int64)
-    found = np.where(far < exact, far, np.minimum(log_bucket, buckets - 1))
-    later = buckets * (part.is_bidirectional & (distances > 0))
-    return np.asarray(found + later)
+    logs = np.log(np.maximum(far, 1).astype(np.float32) / np.float32(exact))
+    share = logs / np.float32(math.log(part.max_distance / exact))
+    wide = exact + (share * np.float32(buckets - exact)).astype(np.int64)
+    found = np.where(far < exact, far, np.minimum(wide, buckets - 1))
+    return np.asarray(found + buckets * (part.is_bidirectional & (distances > 0)))
 
 
 def _is_visible(window: Window, distances: np.ndarray) -> np.ndarray:
-    visible = np.ones(distances.shape, bool)
-    if window.left is not None:
-        visible &= distances >= -window.left
-    if window.right is not None:
-        visible &= distances <= window.right
+    left, right = (math.inf if side is None else side for side in (window.left, window.right))
+    visible: np.ndarray = (distances >= -left) & (distances <= right)
     return visible
 
 
 def _softmax(scores: np.ndarray, sinks: np.ndarray | None) -> np.ndarray:
-    """Return the softmax over the last axis, with a sink [N] in each denominator; a row without a visible key is zero."""
+    """Return the softmax over the last axis, where a sink [N] is one more key; a row without a visible key is zero."""
+    if sinks is not None:
+        return _softmax(_appended(scores, np.repeat(sinks, scores.shape[1]), axis=2), None)[..., :-1]
     top = scores.max(axis=-1, keepdims=True)
-    if sinks is not None:
-        top = np.maximum(top, sinks[:, None, None])
-    top = np.where(np.isneginf(top), 0.0, top)
-    exponentials = np.exp(scores - top)
+    exponentials = np.exp(scores - np.where(np.isneginf(top), 0.0, top))
     total = exponentials.sum(axis=-1, keepdims=True)
-    if sinks is not None:
-        total = total + np.exp(sinks[:, None, None] - top)
     weights: np.ndarray = exponentials / np.where(total == 0, 1.0, total)
     return weights
 
 
-def _appended(x: np.ndarray, column: np.ndarray) -> np.ndarray:
-    """Append one row to every head."""
-    return np.concatenate([x, column.astype(np.float64).reshape(x.shape[0], 1, x.shape[2])], axis=1)
+def _appended(x: np.ndarray, column: np.ndarray, axis: int = 1) -> np.ndarray:
+    """Append one row to every head, or with `axis` 2 one column."""
+    shape = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
+    return np.concatenate([x, column.astype(np.float64).reshape(shape)], axis=axis)

@@ -31,6 +31,8 @@ MODEL_ROWS = 144  # tokens of a model: more than the windows of ModernBERT and g
 # with large scores were 1.6e-4 off.
 TOLERANCE = 1e-3
 MODEL_TOLERANCE = 1e-5  # of transformers, times the largest value if that is above 1
+# The tolerances are for scores so far apart. Scores ten times as far apart round ten times as much, and so do their weights.
+USUAL_SCORES = 16.0
 
 
 def with_float64(stored: StoredLayer, origin: StoredLayer) -> tuple[bool, str]:
@@ -40,9 +42,8 @@ def with_float64(stored: StoredLayer, origin: StoredLayer) -> tuple[bool, str]:
     query, key, value = rows = [generator.standard_normal((CHECK_ROWS, n)).astype(np.float32) for n in widths]
     tensors = {name: tensor.to(torch.float64).numpy() for name, tensor in origin.tensors.items()}
     at = _positions(spec) if spec.uses_positions else None
-    output, weights = reference.attend(spec, tensors, query, key, value, positions=at, key_positions=at)
-    size = max(float(np.abs(output).max()), math.ulp(1.0))
-    return _compared(stored, rows, (output, weights), (TOLERANCE * size, TOLERANCE), at)
+    expected = reference.attend(spec, tensors, query, key, value, positions=at, key_positions=at)
+    return _compared(stored, rows, expected, TOLERANCE, positions=at)
 
 
 def _positions(spec: LayerSpec) -> np.ndarray:
@@ -53,23 +54,34 @@ def _positions(spec: LayerSpec) -> np.ndarray:
 
 
 def _compared(
-    stored: StoredLayer, rows: Arrays, expected: Arrays, most: tuple[float, float], positions: np.ndarray | None
+    stored: StoredLayer,
+    rows: Arrays,
+    expected: Arrays,
+    tolerance: float,
+    least: float = math.ulp(1.0),
+    positions: np.ndarray | None = None,
 ) -> tuple[bool, str]:
-    """Return whether the layer's errors of output and weights are at most these, and the errors in words."""
-    at, mask = None if positions is None else torch.from_numpy(positions)[None], None
-    if stored.spec.window is not None and at is not None:
-        sizes = masks.Sizes(1, stored.spec.num_heads, at.shape[1], at.shape[1])
-        mask = masks.CombinedMask(sizes, (masks.of_positions(stored.spec.window, at, at),))
+    """Return whether the layer's output and weights are as expected, and their errors in words.
+
+    The tolerance is times the largest output, or `least`, and grows with the scores as their rounding does.
+    """
     query, key, value = (torch.from_numpy(x)[None] for x in rows)
-    call = Call(query, key, value, mask, weights=WeightsWanted("heads"), positions=at, key_positions=at)
+    at = None if positions is None else torch.from_numpy(positions)[None]
+    call = Call(query, key, value, weights=WeightsWanted("heads"), positions=at, key_positions=at)
+    if stored.spec.window is not None:
+        sizes = masks.Sizes(1, stored.spec.num_heads, query.shape[1], key.shape[1])
+        call = call._replace(mask=masks.CombinedMask(sizes, (masks.of_positions(stored.spec.window, *call.places),)))
     with torch.inference_mode():
         served = Layer(stored.spec, stored.tensors, dtype=torch.float32, device=torch.device("cpu")).forward([call])[0]
     assert isinstance(served.weights, torch.Tensor), "form heads gives one tensor. This is a bug."
     found = served.output[0].numpy(), served.weights[0].numpy()
     errors = [float(np.abs(ours - theirs).max()) for ours, theirs in zip(found, expected, strict=True)]
     size = max(float(np.abs(expected[0]).max()), math.ulp(1.0))
+    # A weight of e^-s beside a large one shows scores s apart.
+    apart = -math.log(expected[1].min(where=expected[1] > 0, initial=1.0))
+    most = tolerance * max(1.0, apart / USUAL_SCORES)
     words = f"max abs error output {errors[0]:.3g} (largest value {size:.3g}), weights {errors[1]:.3g}"
-    return errors[0] <= most[0] and errors[1] <= most[1], words
+    return errors[0] <= most * max(size, least) and errors[1] <= most, words
 
 
 def with_source(stored: StoredLayer, origin: StoredLayer, source: Path) -> tuple[bool, str, str]:
@@ -81,9 +93,7 @@ def with_source(stored: StoredLayer, origin: StoredLayer, source: Path) -> tuple
     else:
         try:
             version, *rows, output, weights = _run(origin, source)
-            limits = MODEL_TOLERANCE * max(1.0, float(np.abs(output).max())), MODEL_TOLERANCE
-            at = np.arange(len(output)) if stored.spec.uses_positions else None
-            return *_compared(stored, rows, (output, weights), limits, at), f"transformers {version}"
+            return *_compared(stored, rows, (output, weights), MODEL_TOLERANCE, least=1.0), f"transformers {version}"
         except Exception as error:  # noqa: BLE001 (a library that runs any model raises anything)
             why = f"not with transformers: {bounded(' '.join(ascii(str(error))[1:-1].split()), MAX_COPIED)}"
     return *with_float64(stored, origin), f"float64 ({why})"

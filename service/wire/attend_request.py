@@ -19,7 +19,8 @@ import torch
 from pydantic import BaseModel, BeforeValidator, Field, SkipValidation, ValidationError
 from typing_extensions import TypeAliasType
 
-from service.attention.call import Answer, AttentionCall, Call, TopK, WeightsWanted
+from service.attention import masks
+from service.attention.call import POSITIONS, Answer, AttentionCall, Call, TopK, WeightsWanted
 from service.attention.cost import flops, table_bytes
 from service.attention.masks import CombinedMask, Mask, Sizes, masked_rows
 from service.attention.spec import LayerSpec
@@ -28,7 +29,7 @@ from service.errors import BadShape, CostLimit, InvalidInput, MaskedRow
 from service.wire.layouts import ONE_ROW, Layout
 from service.wire.mask_kinds import MAX_MASKS, MaskKind, MaskList, MaskPlace, TableMask, ValuedMask, kind_of
 from service.wire.number_list import NumberList
-from service.wire.positions import PAST_FIELDS, POSITION_FIELDS, Place, check_past, past_of, window_mask
+from service.wire.positions import PAST_FIELDS, POSITION_FIELDS, check_past, past_of, positions_of
 from service.wire.schemas import M, StrictModel, Tensor, translated, unknown_field
 from service.wire.tensor_fields import TensorField, TensorKind, expect
 from service.wire.tensors import TensorForm, answer_form, check_fields, decode_tensor, rank_of
@@ -347,27 +348,28 @@ def check_request(
     RequestMasks.
     """
     body = read_model(AttendRequest, document)
-    masks = RequestMasks(body.masks, mask_params)
+    asked = RequestMasks(body.masks, mask_params)
     given = {field: value for field in _FIELDS if (value := getattr(body, field)) is not None}
-    check_fields([(value, _FIELDS[field]) for field, value in given.items()] + masks.fields())
+    check_fields([(value, _FIELDS[field]) for field, value in given.items()] + asked.fields())
     if is_batch := rank_of(body.query) == BATCH_RANK:
-        masks.check_axes()
+        asked.check_axes()
     layout = Layout("bld" if is_batch else "ld")
-    call, past = _call(body, given, name, spec, layout)
-    sizes = Sizes(call.query.shape[0], spec.num_heads, call.query.shape[1], past + call.source.shape[1])
+    call = _call(body, given, name, spec, layout)
     window = spec.window if body.layer_masks == "apply" else None
-    if spec.uses_positions or not POSITION_FIELDS.keys().isdisjoint(given):
-        places = {field: given[field] for field in POSITION_FIELDS if field in given}
-        place = Place(name, spec, sizes, is_batch, has_past=past > 0, has_own_keys=body.key is not None)
-        call = call._replace(**place.positions(places, window))
-    whole = sizes._replace(keys=sizes.keys + spec.extra_keys)
+    if spec.uses_positions or "positions" in given or "key_positions" in given:
+        places = {field: given[field] for field in POSITIONS if field in given}
+        has_window = window is not None
+        call = call._replace(**positions_of(call, places, name, spec, is_batch=is_batch, has_window=has_window))
+    past = call.num_past
+    sizes = Sizes(len(call.query), spec.num_heads, call.query.shape[1], past + call.source.shape[1])
+    whole = sizes._replace(keys=sizes.keys + spec.extra_keys) if spec.extra_keys else sizes
     weights, scores = selections(body, whole, call.query.dtype)
     if weights is not None or scores is not None:
         call = call._replace(weights=weights, scores=scores)
     if body.masks or window is not None:
         limits.check(_cost(spec, call, sizes), 0)  # before masks are made of these sizes
-        own = () if window is None else (window_mask(window, call, sizes),)
-        call = call._replace(mask=masks.combined(sizes, *own, is_batch=is_batch, past=past))
+        own = () if window is None else (masks.of_positions(window, *call.places),)
+        call = call._replace(mask=asked.combined(sizes, *own, is_batch=is_batch, past=past))
     cost = _cost(spec, call, sizes)
     limits.check(cost, table_bytes(call, whole, spec))
     form, is_error = answer_form(body.query, body.encoding), body.masked_rows == "error"
@@ -377,10 +379,8 @@ def check_request(
     return CheckedRequest(call, cost, layout, form, is_error, is_counted=is_counted).counted_if_fast()
 
 
-def _call(
-    body: AttendRequest, given: Mapping[str, object], name: str, spec: LayerSpec, layout: Layout
-) -> tuple[Call, int]:
-    """Return the call without positions, masks and selections, and the number of keys of its past."""
+def _call(body: AttendRequest, given: Mapping[str, object], name: str, spec: LayerSpec, layout: Layout) -> Call:
+    """Return the call without positions, masks and selections."""
     is_batch = layout.has_batch
     query = _rows(body.query, _FIELDS["query"], spec.query_width, name, is_batch)
     key = None if body.key is None else _rows(body.key, _FIELDS["key"], spec.key_width, name, is_batch)
@@ -388,11 +388,11 @@ def _call(
     _check_together(query, key, value, spec)
     call = Call(query, key, value, has_lse=body.lse, has_entropy=body.entropy, has_present=body.present)
     if body.past_key is None and body.past_value is None:
-        return call, 0
+        return call
     cached = {field: decode_tensor(given[field], _FIELDS[field]) for field in PAST_FIELDS if field in given}
     past, other = past_of(cached, layout), f'layer "{name}"'
     check_past(past, len(query), spec.num_kv_heads, (spec.head_width, spec.value_head_width), (other, other))
-    return call._replace(**past), past["past_key"].shape[2]
+    return call._replace(**past)
 
 
 def selections(body: Any, sizes: Sizes, query: torch.dtype) -> tuple[WeightsWanted | None, WeightsWanted | None]:
@@ -433,7 +433,7 @@ def _check_together(query: torch.Tensor, key: torch.Tensor | None, value: torch.
 
 def _cost(spec: LayerSpec, call: Call, sizes: Sizes) -> Cost:
     b, n, queries, keys = sizes
-    columns, past = keys + spec.extra_keys, keys - call.source.shape[1]
+    columns, past = keys + spec.extra_keys, call.num_past
     returned = extras_bytes(call, sizes._replace(keys=columns)) if call.asks_more else 0
     if call.has_present:
         widths = spec.head_width + spec.value_head_width
@@ -456,10 +456,10 @@ def read_model(model: type[M], document: Mapping[str, object]) -> M:
     for name, part in _PARTS.items():
         if isinstance(value := document.get(name), dict):
             _check_names(value, part, f"/{name}")
-    masks = document.get("masks")
-    if isinstance(masks, NumberList) or (isinstance(masks, dict) and "data" in masks):  # a bare array
+    given = document.get("masks")
+    if isinstance(given, NumberList) or (isinstance(given, dict) and "data" in given):  # a bare array
         kind_of(None, "/masks/0")
-    for i, mask in enumerate(masks[:MAX_MASKS] if isinstance(masks, list) else []):
+    for i, mask in enumerate(given[:MAX_MASKS] if isinstance(given, list) else []):
         _check_names(mask, kind_of(mask, f"/masks/{i}"), f"/masks/{i}")
     return validated(model, document)
 

@@ -1,4 +1,4 @@
-"""Positions: where the rows and keys of a request stand: their positions, the layer's own window, and the past before the keys.
+"""Positions: where the rows and keys of a request stand, and the past before the keys.
 
 Invariants: A request without these fields, to a layer that uses no positions, does not enter the module. Where two readings are
 usual, the request must say which: no position is guessed.
@@ -7,14 +7,12 @@ usual, the request must say which: no position is guessed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from service.attention import masks
 from service.attention.call import POSITIONS, Call
-from service.attention.masks import Mask, Sizes
-from service.attention.spec import MAX_POSITION, LayerSpec, Window
+from service.attention.spec import MAX_POSITION, LayerSpec
 from service.errors import BadShape, InvalidInput, PositionsRequired
 from service.wire.layouts import Layout
 from service.wire.number_list import at, index_of
@@ -25,79 +23,63 @@ PAST_FIELDS = ("past_key", "past_value")
 POSITION_FIELDS = {name: TensorField(f"/{name}", TensorKind.INT) for name in POSITIONS}
 
 
-class Place(NamedTuple):
-    """What positions must fit; the keys of `sizes` count the past. With `has_own_keys` the keys are not the query rows."""
+def positions_of(
+    call: Call, given: Mapping[str, object], layer: str, spec: LayerSpec, *, is_batch: bool, has_window: bool
+) -> dict[str, Any]:
+    """Return the positions [B|1, L] and key positions [B|1, S] of a call; nothing if they are 0, 1, … each or change nothing.
 
-    layer: str
-    spec: LayerSpec
-    sizes: Sizes
-    is_batch: bool
-    has_past: bool
-    has_own_keys: bool
-
-    def positions(self, given: Mapping[str, object], window: Window | None) -> dict[str, Any]:
-        """Return the positions [B|1, L] and key positions [B|1, S]; nothing if they are 0, 1, … each or change nothing.
-
-        `given` are those of the request, `window` that of the layer where it applies. Raises PositionsRequired, InvalidInput,
-        BadShape, and the errors of `decode_tensor`.
-        """
-        if given and not self.spec.uses_positions:
-            words = f'changes nothing: layer "{self.layer}" uses no positions; leave it out'
-            raise POSITION_FIELDS[next(iter(given))].error(InvalidInput, words)
-        if not given:
-            return self._default(window)
-        counts = dict(zip(POSITIONS, self.sizes[2:], strict=True))
-        found = {name: self._decoded(value, name, counts[name]) for name, value in given.items()}
-        for name, other in (POSITIONS, POSITIONS[::-1]):
-            if name in found:
-                continue
-            if self.sizes.queries != self.sizes.keys:
-                raise self._required(name, f"{other} came without it")
+    `given` are those of the request to `layer`; `has_window` says whether the layer's window applies. Raises PositionsRequired,
+    InvalidInput, BadShape, and the errors of `decode_tensor`.
+    """
+    counts = {"positions": call.query.shape[1], "key_positions": call.num_past + call.source.shape[1]}
+    rows, keys = counts.values()
+    if given and not spec.uses_positions:
+        words = f'changes nothing: layer "{layer}" uses no positions; leave it out'
+        raise POSITION_FIELDS[next(iter(given))].error(InvalidInput, words)
+    if given:
+        found = {
+            name: _decoded(value, name, [[counts[name]], [len(call.query), counts[name]]][: 1 + is_batch])
+            for name, value in given.items()
+        }
+        if len(found) < len(POSITIONS):
+            (missing,), (other,) = counts.keys() - found.keys(), found
+            if rows != keys:
+                raise _required(missing, rows, keys, layer, f"{other} came without it")
             # The keys of self-attention are its query rows; others have the default.
-            found[name] = torch.arange(self.sizes.keys).unsqueeze(0) if self.has_own_keys else found[other]
+            found[missing] = found[other] if call.key is None else torch.arange(keys).unsqueeze(0)
         return found
-
-    def _default(self, window: Window | None) -> dict[str, torch.Tensor]:
-        if self.spec.rotary is None and self.spec.relative_bias is None and window is None:
-            return {}
-        _, _, rows, keys = self.sizes
-        if rows != keys:
-            raise self._required("positions", f"the number of query rows is {rows}, that of keys {keys}")
-        return dict.fromkeys(POSITIONS, torch.arange(keys).unsqueeze(0)) if self.has_past else {}
-
-    def _decoded(self, value: object, name: str, count: int) -> torch.Tensor:
-        field, tensor = POSITION_FIELDS[name], decode_tensor(value, POSITION_FIELDS[name])
-        shapes = [[count], [self.sizes.sequences, count]][: 1 + self.is_batch]
-        if list(tensor.shape) not in shapes:
-            words = "one for each row of query" if name == "positions" else "one for each key, the past included"
-            raise field.error(BadShape, f"must be {' or '.join(map(str, shapes))}, {words}, got {list(tensor.shape)}")
-        wrong = (tensor < 0) | (tensor >= MAX_POSITION)
-        if wrong.any():
-            place = at(index_of(int(wrong.flatten().int().argmax()), tensor.shape))
-            words = f"has a number out of range{place}, expected whole numbers from 0 to {MAX_POSITION - 1:,}"
-            raise field.error(InvalidInput, words)
-        return tensor.to(torch.int64).reshape(-1, count)
-
-    def _required(self, name: str, why: str) -> PositionsRequired:
-        _, _, rows, keys = self.sizes
-        first, last = max(keys - rows, 0), max(rows - keys, 0)
-        return PositionsRequired(
-            f'{name} is required: layer "{self.layer}" uses positions, and {why}. Usual are positions {_span(0, rows)} with '
-            f"key_positions {_span(0, keys)} (top left: the first row at the first key), or positions "
-            f"{_span(first, rows)} with key_positions {_span(last, keys)} (bottom right: the last row at the last key)",
-            param=f"/{name}",
-        )
+    if not (spec.rotary or spec.relative_bias or has_window):
+        return {}
+    if rows != keys:
+        raise _required("positions", rows, keys, layer, f"the number of query rows is {rows}, that of keys {keys}")
+    return dict.fromkeys(POSITIONS, torch.arange(keys).unsqueeze(0)) if call.num_past else {}
 
 
-def _span(start: int, count: int) -> str:
-    return f"{start} to {start + count - 1}" if count > 1 else str(start)
+def _decoded(value: object, name: str, shapes: list[list[int]]) -> torch.Tensor:
+    field, tensor = POSITION_FIELDS[name], decode_tensor(value, POSITION_FIELDS[name])
+    if list(tensor.shape) not in shapes:
+        words = "one for each row of query" if name == "positions" else "one for each key, the past included"
+        raise field.error(BadShape, f"must be {' or '.join(map(str, shapes))}, {words}, got {list(tensor.shape)}")
+    wrong = (tensor < 0) | (tensor >= MAX_POSITION)
+    if wrong.any():
+        place = at(index_of(int(wrong.flatten().int().argmax()), tensor.shape))
+        words = f"has a number out of range{place}, expected whole numbers from 0 to {MAX_POSITION - 1:,}"
+        raise field.error(InvalidInput, words)
+    return tensor.to(torch.int64).reshape(-1, tensor.shape[-1])
 
 
-def window_mask(window: Window, call: Call, sizes: Sizes) -> Mask:
-    """Return the layer's own mask for a call with its positions."""
-    if call.positions is None or call.key_positions is None:
-        return masks.window(sizes, 0, window.left, window.right)
-    return masks.of_positions(window, call.positions, call.key_positions)
+def _required(name: str, rows: int, keys: int, layer: str, why: str) -> PositionsRequired:
+    end = max(rows, keys)
+    return PositionsRequired(
+        f'{name} is required: layer "{layer}" uses positions, and {why}. Usual are positions {_span(rows, rows)} with '
+        f"key_positions {_span(keys, keys)} (top left: the first row at the first key), or positions "
+        f"{_span(rows, end)} with key_positions {_span(keys, end)} (bottom right: the last row at the last key)",
+        param=f"/{name}",
+    )
+
+
+def _span(count: int, end: int) -> str:
+    return f"{end - count} to {end - 1}" if count > 1 else str(end - 1)
 
 
 def past_of(tensors: Mapping[str, torch.Tensor], layout: Layout) -> dict[str, Any]:

@@ -34,6 +34,8 @@ from tests.strategies import calls, extras_wanted, placed, seeds, short_lengths,
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 1e-1, torch.float16: 2e-2}
 narrow_widths = st.integers(1, 40)
+# Factors of a test's few draws: 1 in `make test`, more in `make test-long`.
+TIMES = pytest.mark.parametrize("times", [1, pytest.param(10, marks=pytest.mark.long)])
 
 
 def query_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -55,8 +57,9 @@ def reference_answers(spec: LayerSpec, tensors: dict[str, torch.Tensor], call: C
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_any_parts_match_the_reference(dtype):
-    @settings(max_examples=60)
+@TIMES
+def test_any_parts_match_the_reference(dtype, times):
+    @settings(max_examples=15 * times)
     @given(st.data(), specs_with_parts(width=narrow_widths), seeds)
     def check(data, spec, seed):
         call = data.draw(calls(spec, dtype=query_dtype(dtype), rows=short_lengths, max_masks=0)).call
@@ -74,10 +77,11 @@ def test_any_parts_match_the_reference(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_parts_keep_the_bits_of_a_sequence_in_any_batch_and_beside_any_request(dtype):
+@TIMES
+def test_parts_keep_the_bits_of_a_sequence_in_any_batch_and_beside_any_request(dtype, times):
     """P1 and P2."""
 
-    @settings(max_examples=25)
+    @settings(max_examples=6 * times)
     @given(st.data(), specs_with_parts(), seeds)
     def check(data, spec, seed):
         batch = [
@@ -133,7 +137,11 @@ def test_a_step_behind_a_past_has_the_keys_of_the_whole_sequence_bit_for_bit():
     assert same_bits(past_value, whole.present_value)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float32, *(pytest.param(one, marks=pytest.mark.long) for one in DTYPES if one != torch.float32)],
+    ids=str,
+)
 def test_a_layer_with_every_part_passes_its_self_check(dtype):
     spec = dataclasses.replace(DECODER, relative_bias=RelativeBias(32, 128, False), softcap=20.0, has_sinks=True)
     assert all(keeps_bits(settled(make_layer(one, dtype))) for one in (DECODER, spec))

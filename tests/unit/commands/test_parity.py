@@ -172,3 +172,16 @@ def test_float64_covers_the_parts_of_a_layer(parts, monkeypatch):
     left = parts["window"].left if "window" in parts else 1
     assert distances >= {left, left + 1}
     assert seen[0].max() == MAX_POSITION - 1
+
+
+@pytest.mark.parametrize(("scale", "expected"), [(0.5, False), (50.0, True)])
+def test_weights_of_large_scores_may_differ_by_what_float32_rounds(monkeypatch, scale, expected):
+    """Trained layers have scores a hundred apart on random rows, and weights that differ by 1.6e-4."""
+    attend = reference.attend
+
+    def rounded(*given: Any, **places: Any) -> Any:
+        output, weights = attend(*given, **places)
+        return output, weights * (1 - 1.6e-4 / weights.max())
+
+    monkeypatch.setattr(reference, "attend", rounded)
+    assert parity.with_float64(stored(scale=scale), stored(scale=scale))[0] is expected
