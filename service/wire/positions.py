@@ -78,13 +78,17 @@ class Place(NamedTuple):
 
     def _required(self, name: str, why: str) -> PositionsRequired:
         _, _, rows, keys = self.sizes
-        first, last = max(keys - rows, 0), max(rows - keys, 0)
-        return PositionsRequired(
-            f'{name} is required: layer "{self.layer}" uses positions, and {why}. Usual are positions {_span(0, rows)} with '
-            f"key_positions {_span(0, keys)} (top left: the first row at the first key), or positions "
-            f"{_span(first, rows)} with key_positions {_span(last, keys)} (bottom right: the last row at the last key)",
-            param=f"/{name}",
-        )
+        usual = f"positions {_span(0, rows)} with key_positions {_span(0, keys)}"
+        if rows == keys:
+            usual = f"Usual are {usual}"
+        else:
+            first, last = max(keys - rows, 0), max(rows - keys, 0)
+            usual = (
+                f"Usual are {usual} (top left: the first row at the first key), or positions {_span(first, rows)} with "
+                f"key_positions {_span(last, keys)} (bottom right: the last row at the last key)"
+            )
+        words = f'{name} is required: layer "{self.layer}" uses positions, and {why}. {usual}'
+        return PositionsRequired(words, param=f"/{name}")
 
 
 def _span(start: int, count: int) -> str:
