@@ -32,8 +32,10 @@ MIN_SCALE, MAX_SCALE = 1e-45, 3.4e38  # kernels take the scale as a float32: les
 # Four times the widest rotated heads of published layers; the frequencies are in the header of a layer's file.
 MAX_ROTATED = 2**10
 MAX_BUCKETS = 2**12
-# Positions are below this, so that float32 holds each exactly, and a distance may be as large.
+# Positions are below this, so that float32 holds each exactly.
 MAX_POSITION = 2**24
+# 512 times that of T5. A layer that is loaded finds the bucket of each distance.
+MAX_DISTANCE = 2**16
 
 Layout = Literal["half", "interleaved"]
 NormKind = Literal["rms", "layer"]
@@ -114,8 +116,8 @@ class RelativeBias:
             raise LayerError(
                 f"relative_bias.buckets must be a whole number from 4 to {MAX_BUCKETS}, even if bidirectional"
             )
-        if type(self.max_distance) is not int or not exact < self.max_distance < MAX_POSITION:
-            raise LayerError(f"relative_bias.max_distance must be a whole number above {exact}, below {MAX_POSITION}")
+        if type(self.max_distance) is not int or not exact < self.max_distance <= MAX_DISTANCE:
+            raise LayerError(f"relative_bias.max_distance must be a whole number above {exact}, at most {MAX_DISTANCE}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -135,6 +135,7 @@ ROTARY, NORM, BIAS = (SPEC_OF_PARTS[name] for name in ("rotary", "norm", "relati
         {"relative_bias": {**BIAS, "buckets": 2}},
         {"relative_bias": {**BIAS, "buckets": 10**6}},
         {"relative_bias": {**BIAS, "max_distance": 8}},
+        {"relative_bias": {**BIAS, "max_distance": 2**16 + 1}},
         {"relative_bias": {**BIAS, "max_distance": 128.0}},
         {"relative_bias": {**BIAS, "is_bidirectional": 1}},
         {"window": {"left": None, "right": None}},
@@ -147,7 +148,7 @@ ROTARY, NORM, BIAS = (SPEC_OF_PARTS[name] for name in ("rotary", "norm", "relati
         {"softcap": -1.0},
         {"has_sinks": None},
     ],
-    ids=range(32),
+    ids=range(33),
 )
 def test_half_a_part_or_a_contradictory_one_is_refused(part):
     with pytest.raises(LayerError):
