@@ -56,10 +56,7 @@ class Layer:
         self.dtype = dtype
         self.device = device
         self.is_sequential = False
-        moved = {name: tensor.to(device, dtype) for name, tensor in tensors.items()}
-        # With an infinite value every answer would be NaN.
-        if beyond := [name for name, tensor in moved.items() if not all(map(math.isfinite, tensor.aminmax()))]:
-            raise LayerNotLoaded(f"values of {', '.join(beyond)} exceed {str(dtype).removeprefix('torch.')}")
+        moved = _finite({name: tensor.to(device, dtype) for name, tensor in tensors.items()}, dtype)
         self._widths = [len(moved[f"{name}.weight"]) for name in INPUTS]
         self._has_one_input_width = spec.query_width == spec.key_width == spec.value_width
         self.sizes = projection.row_counts(dtype, _most_weights(moved))
@@ -347,6 +344,13 @@ def _with_present(found: Extras, views: Heads, past: Sequence[torch.Tensor], dty
     pairs = (past[:1], views.k), (past[1:], views.v)
     key, value = (torch.cat([*(old.to(x.device, dtype) for old in olds), x.to(dtype)], dim=1) for olds, x in pairs)
     return found._replace(present_key=key.unsqueeze(0), present_value=value.unsqueeze(0))
+
+
+def _finite(tensors: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Return the tensors; raise LayerNotLoaded if one has an infinite value, with which every answer would be NaN."""
+    if beyond := [name for name, tensor in tensors.items() if not all(map(math.isfinite, tensor.aminmax()))]:
+        raise LayerNotLoaded(f"values of {', '.join(beyond)} exceed {str(dtype).removeprefix('torch.')}")
+    return tensors
 
 
 def _safe_input(spec: LayerSpec, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> float:

@@ -48,6 +48,7 @@ Heads = Annotated[
     typer.Option("--heads", min=1, max=MAX_HEADS, help="number of heads, if the source does not record it"),
 ]
 ZeroAttn = Annotated[bool, typer.Option("--add-zero-attn", help="the layer was made with add_zero_attn=True")]
+Causal = Annotated[bool, typer.Option("--causal", help="the layer is causal, which torch does not store")]
 
 
 def _checked_scale(value: float | None) -> float | None:
@@ -98,6 +99,7 @@ def import_(
     family: Family = None,
     heads: Heads = None,
     add_zero_attn: ZeroAttn = False,
+    causal: Causal = False,
     scale: Scale = None,
     map_: Map = None,
     fused: Fused = None,
@@ -109,7 +111,7 @@ def import_(
 ) -> None:
     """Import one attention layer of a checkpoint into the layer directory."""
     chosen: Any = dict(layer=layer, prefix=prefix, family=family, heads=heads, add_zero_attn=add_zero_attn, scale=scale)
-    chosen["ignore"] = ignore or ()
+    chosen |= dict(ignore=ignore or (), causal=causal)
     (path,), pairs = separated(context, [str(source)], map_)
     check_name(name, "--name")
     with steps() as step:
@@ -272,6 +274,7 @@ def check(
     family: Family = None,
     heads: Heads = None,
     add_zero_attn: ZeroAttn = False,
+    causal: Causal = False,
     scale: Scale = None,
     map_: Map = None,
     fused: Fused = None,
@@ -280,7 +283,7 @@ def check(
 ) -> None:
     """Compare a stored layer with its source: print the largest absolute errors of output and weights."""
     chosen: Any = dict(layer=layer, prefix=prefix, family=family, heads=heads, add_zero_attn=add_zero_attn, scale=scale)
-    chosen["ignore"] = ignore or ()
+    chosen |= dict(ignore=ignore or (), causal=causal)
     (name, path), pairs = separated(context, [name, str(source)], map_)
     check_name(name, "NAME")
     with steps() as step:

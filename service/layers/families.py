@@ -11,11 +11,14 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace as like
-from typing import Any
 
-from service.attention.spec import PROJECTIONS
-from service.layers import family as words
 from service.layers.family import (
+    EVERYTHING,
+    FULL,
+    NORMS,
+    QKV_BIAS,
+    QKV_WEIGHT,
+    SLIDING,
     Candidate,
     Family,
     NormRule,
@@ -25,14 +28,10 @@ from service.layers.family import (
     WindowRule,
     biases,
     fused,
+    has_stacked_columns,
     linears,
-    norms,
 )
 
-Defaults = dict[str, Any]
-QKV = PROJECTIONS[:3]
-_NAMES = ("q_proj", "k_proj", "v_proj", "o_proj")
-_OUT_NAMES = ("q_proj", "k_proj", "v_proj", "out_proj")
 # What may stand in front of a decoder's layers. Any other word is another tower.
 _STEM = (
     r"^(?:(?:module|model|base_model|transformer|language_model|text_model|gpt_neox|nomic_bert|gte|0|auto_model)\.)*"
@@ -47,156 +46,127 @@ def _below(path: str, stem: str = "") -> re.Pattern[str]:
     )
 
 
+def _class(heads: int, kv_heads: int | None = None, rope_theta: float = 10000.0, **more: object) -> dict[str, object]:
+    """Return the defaults of a decoder's class."""
+    return dict(num_attention_heads=heads, num_key_value_heads=kv_heads, rope_theta=rope_theta, **more)
+
+
 # A row is read as a whole, so it is not written one word a line.
 # fmt: off
-_MHA_ENDS = {
-    "out_proj.weight": ("output.weight",), "out_proj.bias": ("output.bias",), "bias_k": ("bias_k",), "bias_v": ("bias_v",),
+_MHA_ENDS: Parts = {
+    "in_proj_bias": QKV_BIAS, "out_proj.weight": ("output.weight",), "out_proj.bias": ("output.bias",),
+    "bias_k": ("bias_k",), "bias_v": ("bias_v",),
 }
-_MHA_COMMON = {"in_proj_bias": words.QKV_BIAS, **_MHA_ENDS}
 _MHA = Family(
-    name="torch-mha",
-    about="`torch.nn.MultiheadAttention`, torch's encoder and decoder layers. `--add-zero-attn` if it was made so",
-    parts={"in_proj_weight": words.QKV_WEIGHT, **_MHA_COMMON},
-    optional=(("in_proj_bias", "out_proj.bias"), ("bias_k", "bias_v")), equal=words.EVERYTHING, takes_zero_attn=True,
+    name="torch-mha", parts={"in_proj_weight": QKV_WEIGHT, **_MHA_ENDS}, equal=EVERYTHING, takes_zero_attn=True,
+    about="`torch.nn.MultiheadAttention`, torch's encoder and decoder layers. `--add-zero-attn` and `--causal` if it was made so",
+    optional=(("in_proj_bias", "out_proj.bias"), ("bias_k", "bias_v")),
 )
-_MHA_SEPARATE = {f"{letter}_proj_weight": (name,) for letter, name in zip("qkv", words.QKV_WEIGHT, strict=True)}
-_CLIP_MHA = like(_MHA, name="clip", about="")
 _BERT = Family(
-    name="bert", models=("bert", "roberta", "xlm-roberta", "electra", "camembert"),
-    about="BERT, MiniLM, RoBERTa, ELECTRA, XLM-R",
-    parts=linears(*(f"attention.self.{name}" for name in QKV), "attention.output.dense"), scope="attention.",
+    name="bert", models=("bert", "roberta", "xlm-roberta", "electra", "camembert"), about="BERT, MiniLM, RoBERTa, ELECTRA, XLM-R",
+    parts=linears("attention.self.query attention.self.key attention.self.value attention.output.dense"), scope="attention.",
     ignored=("attention.output.LayerNorm.", "attention.self_attn_layer_norm."), causal="is_decoder",
 )
 _VIT = Family(
-    name="vit", models=("vit", "deit", "dinov2"), about="ViT, DeiT, DINOv2",
-    parts=linears(*(f"attention.attention.{name}" for name in QKV), "attention.output.dense"), scope="attention.",
-    optional=(tuple(f"attention.attention.{name}.bias" for name in QKV),),
+    name="vit", models=("vit", "deit", "dinov2"), about="ViT, DeiT, DINOv2", scope="attention.",
+    parts=linears("attention.attention.query attention.attention.key attention.attention.value attention.output.dense"),
+    optional=(tuple(f"attention.attention.{name}.bias" for name in ("query", "key", "value")),),
 )
-_VIT_NEW = linears(*(f"attention.{name}" for name in _NAMES))
-_TIMM_NORMS = norms("q_norm", "k_norm", "weight", "bias")
+_VIT_NEW = linears("attention.q_proj attention.k_proj attention.v_proj attention.o_proj")
+_TIMM_NORMS = linears("q_norm k_norm", " ".join(NORMS), roles=NORMS)
 _CLIP = Family(
-    name="clip", models=("clip_vision_model",),
-    about="CLIP: vision, and text, which is causal; also by the names of OpenAI and open_clip", is_open=False,
-    parts=linears(*_OUT_NAMES), below=re.compile(r"(?<!text_model\.)encoder\.layers\.\d+\.self_attn\.$"),
-    equal=words.EVERYTHING, defaults={"num_attention_heads": 12},
+    name="clip", models=("clip_vision_model",), parts=linears("q_proj k_proj v_proj out_proj"), is_open=False, equal=EVERYTHING,
+    about="CLIP: vision, and text, which is causal; also by the names of OpenAI and open_clip",
+    below=re.compile(r"(?<!text_model\.)encoder\.layers\.\d+\.self_attn\.$"), defaults={"num_attention_heads": 12},
 )
-_CLIP_TEXT = re.compile(r"(?<!vision_model\.)encoder\.layers\.\d+\.self_attn\.$")
 _BART = Family(
     name="bart", models=("bart", "mbart"), about="BART, mBART: encoder, decoder and cross-attention", is_open=False,
-    parts=linears(*_OUT_NAMES), below=_below("(?:encoder.layers.#.self_attn|decoder.layers.#.encoder_attn)."),
-    equal=words.EVERYTHING, defaults={"encoder_attention_heads": 16, "decoder_attention_heads": 16},
+    parts=_CLIP.parts, below=_below("(?:encoder.layers.#.self_attn|decoder.layers.#.encoder_attn)."), equal=EVERYTHING,
+    defaults={"encoder_attention_heads": 16, "decoder_attention_heads": 16},
 )
 _WHISPER = like(
-    _BART,
-    name="whisper", models=("whisper",), about="Whisper, whose key has no bias; also by OpenAI's names",
-    parts=linears(*_OUT_NAMES, biases=("query", "value", "output")),
+    _BART, name="whisper", models=("whisper",), about="Whisper, whose key has no bias; also by OpenAI's names",
+    parts=linears("q_proj k_proj v_proj out_proj", "query value output"),
     defaults={"encoder_attention_heads": 6, "decoder_attention_heads": 6},
 )
 _OPENAI = like(
-    _WHISPER,
-    is_open=True, parts=linears(*QKV, "out", biases=("query", "value", "output")),
+    _WHISPER, is_open=True, parts=linears("query key value out", "query value output"),
     below=_below("(?:encoder.blocks.#.attn|decoder.blocks.#.cross_attn)."),
-)
-_T5 = Family(
-    name="t5", models=("t5", "mt5"), about="T5, mT5: self-attention with the table of block 0, and cross-attention",
-    is_open=False, parts=linears("q", "k", "v", "o", biases=()),
-    below=re.compile(r"block\.(?P<n>\d+)\.layer\.1\.EncDecAttention\.$"), ignored=("relative_attention_bias.",), scale=1.0,
-    defaults={"d_kv": 64, "relative_attention_num_buckets": 32, "relative_attention_max_distance": 128},
 )
 _T5_STACK = r"^(?P<stack>(?:.*\.)?%s\.)block\.(?P<n>\d+)\.layer\.0\.SelfAttention\.$"
 _T5_KEY = "{stack}block.0.layer.0.SelfAttention.relative_attention_bias.weight"
 _T5_TABLE = TableRule(key=_T5_KEY, max_distance="relative_attention_max_distance")
-_T5_LATER = like(_T5_TABLE, is_bidirectional=False)
+_T5 = Family(
+    name="t5", models=("t5", "mt5"), about="T5, mT5: self-attention with the table of block 0, and cross-attention",
+    is_open=False, parts=linears("q k v o", ""), ignored=("relative_attention_bias.",), scale=1.0,
+    below=re.compile(r"block\.(?P<n>\d+)\.layer\.1\.EncDecAttention\.$"),
+    defaults={"d_kv": 64, "relative_attention_num_buckets": 32, "relative_attention_max_distance": 128},
+)
 _T5_ROWS = (
     like(_T5, below=re.compile(_T5_STACK % "encoder"), table=_T5_TABLE),
-    like(_T5, below=re.compile(_T5_STACK % "decoder"), table=_T5_LATER, causal=True),
+    like(_T5, below=re.compile(_T5_STACK % "decoder"), table=like(_T5_TABLE, is_bidirectional=False), causal=True),
     _T5,
 )
 _UMT5 = "{prefix}relative_attention_bias.weight"
-_SELF_ATTN, _NORMS = linears(*_NAMES), norms("q_norm", "k_norm", "weight")
-_HEADS: Defaults = {"num_attention_heads": 32, "num_key_value_heads": None, "rope_theta": 10000.0}
+_SELF_ATTN = linears("q_proj k_proj v_proj o_proj")
+_RMS_NORMS = linears("q_norm k_norm", "", roles=NORMS)
+_NORMED = _SELF_ATTN | _RMS_NORMS
 _LLAMA = Family(
     name="llama", models=("llama",), about="Llama 2 and 3, SmolLM 2", is_open=False, parts=_SELF_ATTN,
     below=_below("layers.#.|self_attn.", _STEM), ignored=("rotary_emb.",), optional=(biases(_SELF_ATTN),), is_grouped=True,
-    causal=True, rotary=RotaryRule(), flags={"attention_bias": "q_proj.bias"}, defaults={**_HEADS, "attention_bias": False},
+    causal=True, rotary=RotaryRule(), flags={"attention_bias": "q_proj.bias"}, defaults=_class(32, attention_bias=False),
 )
-_UNBIASED = like(_LLAMA, parts=linears(*_NAMES, biases=()), optional=(), flags={})
-_QWEN: Defaults = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28, "rms_norm_eps": 1e-6}
-_QWEN |= {**_HEADS, "num_key_value_heads": 32}
-_QWEN_WINDOW = WindowRule(size="sliding_window", switch="use_sliding_window", first="max_window_layers")
-_SLIDING = WindowRule(size="sliding_window")
-_PERIODIC = WindowRule(size="sliding_window", period="sliding_window_pattern")
-_ALTERNATE = WindowRule(size="sliding_window", period=2)
-_GEMMA: Defaults = {
-    **_HEADS,
-    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096,
-}
-_GEMMA |= {"query_pre_attn_scalar": 256, "rms_norm_eps": 1e-6, "attention_bias": False}
-_COHERE_DEFAULTS: Defaults = {"num_attention_heads": 64, "num_key_value_heads": None, "attention_bias": False}
-_COHERE = like(
-    _LLAMA,
-    name="cohere", models=("cohere",),
-    about="Cohere, whose pairs are interleaved; without `rope_theta` in its config it is refused", parts=_SELF_ATTN | _NORMS,
-    optional=(biases(_SELF_ATTN), tuple(_NORMS)), rotary=RotaryRule(layout="interleaved"),
-    norm=NormRule(kind="layer", eps="layer_norm_eps", has_head_weights=True),
-    flags={"attention_bias": "q_proj.bias", "use_qk_norm": "q_norm.weight"},
-    defaults={**_COHERE_DEFAULTS, "layer_norm_eps": 1e-5, "use_qk_norm": False},
-)
+_UNBIASED = like(_LLAMA, parts=linears("q_proj k_proj v_proj o_proj", ""), optional=(), flags={})
+_QWEN_WINDOW = WindowRule(switch="use_sliding_window", first="max_window_layers")
+_QWEN = _class(32, 32, use_sliding_window=False, sliding_window=4096, max_window_layers=28, rms_norm_eps=1e-6)
+_PERIODIC = WindowRule(period="sliding_window_pattern")
+_GEMMA = _class(8, 4, head_dim=256, sliding_window=4096, query_pre_attn_scalar=256, rms_norm_eps=1e-6, attention_bias=False)
 _WQKV = fused("Wqkv", "Wo")
-_MODERN: Defaults = {"num_attention_heads": 12, "global_rope_theta": 160000.0, "local_rope_theta": 10000.0}
-_MODERN |= {"local_attention": 128, "global_attn_every_n_layers": 3, "attention_bias": False}
 _NOMIC = Family(
     name="nomic-bert", models=("nomic_bert",), about="NomicBERT, by the names of its own code and of transformers",
     is_open=False, parts=fused("Wqkv", "out_proj"), below=_below("encoder.layers.#.attn."), ignored=("rotary_emb.",),
-    optional=(("Wqkv.bias", "out_proj.bias"),), causal="causal",
+    optional=(("Wqkv.bias", "out_proj.bias"),), causal="causal", flags={"qkv_proj_bias": "Wqkv.bias"},
     rotary=RotaryRule(theta="rotary_emb_base", partial="rotary_emb_fraction", is_whole=True),
-    flags={"qkv_proj_bias": "Wqkv.bias"},
     off=("num_heads_kv", "rotary_emb_scale_base", "rotary_head_dim", "rotary_emb_interleaved", "rotary_scaling_factor"),
     defaults={"num_attention_heads": 12, "rotary_emb_base": 1000.0, "rotary_emb_fraction": 1.0},
 )
 _GTE = like(
-    _UNBIASED,
-    name="gte", models=("gte",), about="GTE as transformers 5 stores it", parts=_SELF_ATTN, is_grouped=False, causal=False,
-    defaults={"num_attention_heads": 12, "rope_theta": 160000.0},
+    _UNBIASED, name="gte", models=("gte",), about="GTE as transformers 5 stores it", parts=_SELF_ATTN, is_grouped=False,
+    causal=False, defaults={"num_attention_heads": 12, "rope_theta": 160000.0},
 )
-_OSS_YARN: Defaults = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
-_OSS: Defaults = {"rope_parameters": {**_OSS_YARN, "original_max_position_embeddings": 4096}, "rope_theta": 150000.0}
-_OSS |= {
-    "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "sliding_window": 128, "attention_bias": True,
-}
+_OSS_YARN = dict(
+    rope_type="yarn", factor=32.0, beta_fast=32.0, beta_slow=1.0, truncate=False, original_max_position_embeddings=4096,
+)
 _GPT = fused("c_attn", "c_proj")
-_GPT2 = Family(  # Conv1D, whose weight is [in, out]
-    name="gpt2", models=("gpt2",),
-    about="GPT-2, also its cross-attention; its two options of scale are read from `config.json`", parts=_GPT,
-    below=re.compile(r"(?<!crossattention\.)$"),
-    ignored=("bias.", "masked_bias."),  # buffers with the causal mask
-    equal=words.EVERYTHING, transposed=True, stacks_columns=True, causal=True,
+_GPT2 = Family(  # Conv1D, whose weight is [in, out]; the ignored keys are buffers with the causal mask
+    name="gpt2", models=("gpt2",), parts=_GPT, ignored=("bias.", "masked_bias."), equal=EVERYTHING,
+    about="GPT-2, also its cross-attention; its two options of scale are read from `config.json`",
+    below=re.compile(r"(?<!crossattention\.)$"), transposed=True, stacks_columns=True, causal=True,
 )
-_KINDS = ("weight", "bias")
-_GPT_CROSS: Parts = {f"q_attn.{kind}": (f"query.{kind}",) for kind in _KINDS}
-_GPT_CROSS |= {f"c_attn.{kind}": (f"key.{kind}", f"value.{kind}") for kind in _KINDS}
-_GPT_CROSS |= {f"c_proj.{kind}": (f"output.{kind}",) for kind in _KINDS}
-_KERAS = linears(*QKV, "attention_output", weight="kernel")
-_FLAX, _FLAX_NORMS = linears(*QKV, "out", weight="kernel"), norms("query_ln", "key_ln", "scale")
+_GPT_CROSS = linears("q_attn c_proj", roles=("query", "output")) | {"c_attn.weight": QKV_WEIGHT[1:], "c_attn.bias": QKV_BIAS[1:]}
+_KERAS = linears("query key value attention_output", weight="kernel")
+_FLAX, _FLAX_NORMS = linears("query key value out", weight="kernel"), linears("query_ln key_ln", "", weight="scale", roles=NORMS)
 _KERNELS = Family(
     name="keras", about="Keras' `MultiHeadAttention` and `GroupedQueryAttention`, by their paths", parts=_KERAS,
     needs=("attention_output.kernel",), optional=(biases(_KERAS),), equal=(), is_grouped=True, has_kernels=True,
 )
-_ANNOTATED, _D2L = linears(*(f"linears.{index}" for index in range(4))), linears("W_q", "W_k", "W_v", "W_o")
-_CAPITALS = linears("W_Q", "W_K", "W_V", "fc")
-_BARE: Parts = {f"W_{letter}": (name,) for letter, name in zip("qkv", words.QKV_WEIGHT, strict=True)}
+_ANNOTATED, _D2L = linears("linears.0 linears.1 linears.2 linears.3"), linears("W_q W_k W_v W_o")
+_CAPITALS = linears("W_Q W_K W_V fc")
+_BARE: Parts = {"W_q": QKV_WEIGHT[:1], "W_k": QKV_WEIGHT[1:2], "W_v": QKV_WEIGHT[2:]}
 _NUMPY = Family(
     name="numpy", about="NumPy tutorials; their weights are `[in, out]`", parts={**_BARE, "W_o": ("output.weight",)},
-    needs=("W_o",), equal=words.EVERYTHING, transposed=True,
+    needs=("W_o",), equal=EVERYTHING, transposed=True,
 )
 
 FAMILIES = (
     # OpenAI's CLIP before the module that it is made of.
-    like(_CLIP_MHA, below=_below("visual.transformer.resblocks.#.attn.")),
-    like(_CLIP_MHA, below=re.compile(r"^(?:text\.)?transformer\.resblocks\.\d+\.attn\.$"), causal=True),
+    like(_MHA, name="clip", about="", below=_below("visual.transformer.resblocks.#.attn.")),
+    like(_MHA, name="clip", about="", below=re.compile(r"^(?:text\.)?transformer\.resblocks\.\d+\.attn\.$"), causal=True),
     _MHA,
-    # kdim or vdim given
-    like(_MHA, parts={**_MHA_SEPARATE, **_MHA_COMMON}, equal=("out_width", "query_rows", "value_rows")),
+    like(  # kdim or vdim given
+        _MHA, parts={f"{role[0]}_proj_weight": (role,) for role in QKV_WEIGHT} | _MHA_ENDS,
+        equal=("out_width", "query_rows", "value_rows"),
+    ),
     like(  # before bert, whose names it has
         _BERT, name="esm", models=("esm",), about="ESM-2", is_open=False,
         ignored=("attention.LayerNorm.", "attention.self.rotary_embeddings."),
@@ -205,31 +175,33 @@ FAMILIES = (
     ),
     _BERT,
     like(
-        _BERT, parts=linears(*(f"crossattention.self.{name}" for name in QKV), "crossattention.output.dense"),
-        scope="crossattention.", ignored=("crossattention.output.LayerNorm.",), causal=False,
+        _BERT, scope="crossattention.", ignored=("crossattention.output.LayerNorm.",), causal=False,
+        parts={f"cross{key}": names for key, names in _BERT.parts.items()},
     ),
     Family(
-        name="distilbert", models=("distilbert",), about="DistilBERT",
-        parts=linears(*(f"attention.{name}_lin" for name in ("q", "k", "v", "out"))), scope="attention.",
+        name="distilbert", models=("distilbert",), about="DistilBERT", scope="attention.",
+        parts=linears("attention.q_lin attention.k_lin attention.v_lin attention.out_lin"),
     ),
     Family(
-        name="albert", models=("albert",), about="ALBERT; one layer serves every depth",
-        parts=linears(*(f"attention.{name}" for name in (*QKV, "dense"))), below=_below("albert_layers.#."),
+        name="albert", models=("albert",), about="ALBERT; one layer serves every depth", below=_below("albert_layers.#."),
+        parts=linears("attention.query attention.key attention.value attention.dense"),
         scope="attention.", ignored=("attention.LayerNorm.",), is_shared_by_depths=True,
     ),
     Family(
-        name="mpnet", models=("mpnet",), about="MPNet, with the table that its layers share",
-        parts=linears("q", "k", "v", "o"), below=re.compile(r"^(?P<stack>(?:.*\.)?)layer\.(?P<n>\d+)\.attention\.attn\.$"),
+        name="mpnet", models=("mpnet",), about="MPNet, with the table that its layers share", parts=linears("q k v o"),
+        below=re.compile(r"^(?P<stack>(?:.*\.)?)layer\.(?P<n>\d+)\.attention\.attn\.$"),
         table=TableRule(key="{stack}relative_attention_bias.weight", max_distance=128, buckets=32),
     ),
     _VIT,
     like(_VIT, is_open=False, parts=_VIT_NEW, below=_below("layers?.#."), optional=(biases(_VIT_NEW)[:3],)),
     Family(
-        name="timm", about="timm's ViT and the original DINOv2", parts=fused("qkv", "proj") | _TIMM_NORMS,
-        needs=("proj.weight",), below=_below("attn.", r"(?:^|\.)"), optional=(("qkv.bias",), tuple(_TIMM_NORMS)),
-        norm=NormRule(kind="layer", eps=1e-6),
+        name="timm", about="timm's ViT and the original DINOv2", parts=fused("qkv", "proj") | _TIMM_NORMS, needs=("proj.weight",),
+        below=_below("attn.", r"(?:^|\.)"), optional=(("qkv.bias",), tuple(_TIMM_NORMS)), norm=NormRule(kind="layer", eps=1e-6),
     ),
-    like(_CLIP, models=("clip_text_model",), below=_CLIP_TEXT, causal=True, defaults={"num_attention_heads": 8}),
+    like(
+        _CLIP, models=("clip_text_model",), causal=True, defaults={"num_attention_heads": 8},
+        below=re.compile(r"(?<!vision_model\.)encoder\.layers\.\d+\.self_attn\.$"),
+    ),
     _CLIP,
     _BART,
     like(_BART, below=_below("decoder.layers.#.self_attn."), causal=True),
@@ -238,17 +210,16 @@ FAMILIES = (
     _OPENAI,
     like(_OPENAI, below=_below("decoder.blocks.#.attn."), causal=True),
     *_T5_ROWS,
-    *(
-        like(row, name="umt5", models=("umt5",), about="UMT5", table=row.table and like(row.table, key=_UMT5))
-        for row in _T5_ROWS
-    ),
+    *(like(row, name="umt5", models=("umt5",), about="UMT5", table=row.table and like(row.table, key=_UMT5)) for row in _T5_ROWS),
     Family(
-        name="modernbert", models=("modernbert",), about="ModernBERT, with local and global layers", is_open=False,
-        parts=_WQKV, below=_below("layers.#.|attn.", _STEM), ignored=("rotary_emb.",), optional=(biases(_WQKV),),
-        equal=words.EVERYTHING,
+        name="modernbert", models=("modernbert",), about="ModernBERT, with local and global layers", is_open=False, parts=_WQKV,
+        below=_below("layers.#.|attn.", _STEM), ignored=("rotary_emb.",), optional=(biases(_WQKV),), equal=EVERYTHING,
         rotary=RotaryRule(theta="global_rope_theta", sliding_theta="local_rope_theta"),
         window=WindowRule(size="local_attention", period="global_attn_every_n_layers", offset=0, is_centred=True),
-        flags={"attention_bias": "Wqkv.bias"}, defaults=_MODERN,
+        flags={"attention_bias": "Wqkv.bias"}, defaults=dict(
+            num_attention_heads=12, global_rope_theta=160000.0, local_rope_theta=10000.0, local_attention=128,
+            global_attn_every_n_layers=3, attention_bias=False,
+        ),
     ),
     _NOMIC,
     like(_NOMIC, parts=_UNBIASED.parts, below=_LLAMA.below, optional=(), flags={}),
@@ -256,55 +227,60 @@ FAMILIES = (
     like(_GTE, parts=fused("qkv_proj", "o_proj"), below=_below("encoder.layer.#.attention.")),
     _LLAMA,
     like(
-        _UNBIASED, name="mistral", models=("mistral",), about="Mistral", window=_SLIDING,
-        defaults={**_HEADS, "num_key_value_heads": 8, "sliding_window": 4096},
+        _UNBIASED, name="mistral", models=("mistral",), about="Mistral", window=WindowRule(),
+        defaults=_class(32, 8, sliding_window=4096),
     ),
     like(
-        _UNBIASED, name="qwen2", models=("qwen2",), about="Qwen2, Qwen2.5", parts=linears(*_NAMES, biases=QKV),
-        window=_QWEN_WINDOW, defaults=_QWEN,
+        _UNBIASED, name="qwen2", models=("qwen2",), about="Qwen2, Qwen2.5", window=_QWEN_WINDOW, defaults=_QWEN,
+        parts=linears("q_proj k_proj v_proj o_proj", "query key value"),
     ),
     like(
-        _LLAMA, name="qwen3", models=("qwen3",), about="Qwen3, with norms of query and key", parts=_SELF_ATTN | _NORMS,
-        window=_QWEN_WINDOW, norm=NormRule(kind="rms"), defaults={**_QWEN, "head_dim": 128, "attention_bias": False},
+        _LLAMA, name="qwen3", models=("qwen3",), about="Qwen3, with norms of query and key", parts=_NORMED, window=_QWEN_WINDOW,
+        norm=NormRule(), defaults={**_QWEN, "head_dim": 128, "attention_bias": False},
     ),
     like(
-        _LLAMA, name="gemma2", models=("gemma2",), about="Gemma 2, with its softcap", window=_ALTERNATE,
+        _LLAMA, name="gemma2", models=("gemma2",), about="Gemma 2, with its softcap", window=WindowRule(period=2),
         scale="query_pre_attn_scalar", softcap="attn_logit_softcapping", off=("use_bidirectional_attention",),
         defaults={**_GEMMA, "attn_logit_softcapping": 50.0},
     ),
     like(
         _LLAMA, name="gemma3", models=("gemma3_text",), about="Gemma 3, EmbeddingGemma; two bases of rotary positions",
-        parts=_SELF_ATTN | _NORMS,
-        rotary=RotaryRule(sliding_theta="rope_local_base_freq", scaled=(words.FULL,)),
-        window=_PERIODIC, bidirectional="use_bidirectional_attention", norm=NormRule(kind="rms", plus_one=True),
+        parts=_NORMED, rotary=RotaryRule(sliding_theta="rope_local_base_freq", scaled=(FULL,)),
+        window=_PERIODIC, bidirectional="use_bidirectional_attention", norm=NormRule(plus_one=True),
         scale="query_pre_attn_scalar", off=("attn_logit_softcapping",),
         defaults={**_GEMMA, "rope_theta": 1e6, "rope_local_base_freq": 10000.0, "sliding_window_pattern": 6},
     ),
     like(
-        _LLAMA, name="olmo2", models=("olmo2",), about="OLMo 2, with norms over the whole width", parts=_SELF_ATTN | _NORMS,
-        norm=NormRule(kind="rms", over="width"), defaults={**_HEADS, "attention_bias": False, "rms_norm_eps": 1e-5},
+        _LLAMA, name="olmo2", models=("olmo2",), about="OLMo 2, with norms over the whole width", parts=_NORMED,
+        norm=NormRule(over="width"), defaults={**_LLAMA.defaults, "rms_norm_eps": 1e-5},
     ),
     like(
-        _UNBIASED, name="phi3", models=("phi3",), about="Phi-3 of short contexts (no longrope)",
-        parts={"qkv_proj.weight": words.QKV_WEIGHT, "o_proj.weight": ("output.weight",)}, window=_SLIDING,
-        rotary=RotaryRule(partial="partial_rotary_factor", scalings=("default",)),
-        defaults={**_HEADS, "partial_rotary_factor": 1.0, "sliding_window": None},
+        _UNBIASED, name="phi3", models=("phi3",), about="Phi-3 of short contexts (no longrope)", window=WindowRule(),
+        parts=fused("qkv_proj", "o_proj", "weight"), rotary=RotaryRule(partial="partial_rotary_factor", scalings=("default",)),
+        defaults=_class(32, partial_rotary_factor=1.0, sliding_window=None),
     ),
-    _COHERE,
     like(
-        _LLAMA, name="cohere2", models=("cohere2",), about="Cohere 2; only its sliding layers rotate",
-        rotary=RotaryRule(layout="interleaved", kinds=(words.SLIDING,)), window=_PERIODIC,
-        defaults={**_COHERE_DEFAULTS, "rope_theta": 10000.0, "sliding_window": 4096, "sliding_window_pattern": 4},
+        _LLAMA, name="cohere", models=("cohere",), parts=_NORMED, optional=(biases(_SELF_ATTN), tuple(_RMS_NORMS)),
+        about="Cohere, whose pairs are interleaved; without `rope_theta` in its config it is refused",
+        rotary=RotaryRule(layout="interleaved"), norm=NormRule(kind="layer", eps="layer_norm_eps", has_head_weights=True),
+        flags={"attention_bias": "q_proj.bias", "use_qk_norm": "q_norm.weight"}, defaults=dict(
+            num_attention_heads=64, num_key_value_heads=None, attention_bias=False, layer_norm_eps=1e-5, use_qk_norm=False,
+        ),
+    ),
+    like(
+        _LLAMA, name="cohere2", models=("cohere2",), about="Cohere 2; only its sliding layers rotate", window=_PERIODIC,
+        rotary=RotaryRule(layout="interleaved", kinds=(SLIDING,)),
+        defaults=_class(64, attention_bias=False, sliding_window=4096, sliding_window_pattern=4),
     ),
     like(
         _LLAMA, name="gpt-oss", models=("gpt_oss",), about="gpt-oss, with sinks", parts=_SELF_ATTN | {"sinks": ("sinks",)},
-        window=_ALTERNATE, defaults=_OSS,
+        window=WindowRule(period=2),
+        defaults=_class(64, 8, 150000.0, head_dim=64, sliding_window=128, attention_bias=True, rope_parameters=_OSS_YARN),
     ),
     Family(
-        name="gpt-neox", models=("gpt_neox",), about="GPT-NeoX, Pythia", is_open=False,
-        parts=fused("query_key_value", "dense"), below=_below("layers.#.|attention.", _STEM),
-        ignored=("bias.", "masked_bias.", "rotary_emb."), optional=(("query_key_value.bias", "dense.bias"),),
-        equal=words.EVERYTHING, is_by_head=True, causal=True,
+        name="gpt-neox", models=("gpt_neox",), about="GPT-NeoX, Pythia", is_open=False, parts=fused("query_key_value", "dense"),
+        below=_below("layers.#.|attention.", _STEM), ignored=("bias.", "masked_bias.", "rotary_emb."),
+        optional=(("query_key_value.bias", "dense.bias"),), equal=EVERYTHING, is_by_head=True, causal=True,
         rotary=RotaryRule(theta="rotary_emb_base", partial="rotary_pct"), flags={"attention_bias": "query_key_value.bias"},
         defaults={"num_attention_heads": 64, "rotary_emb_base": 10000.0, "rotary_pct": 0.25, "attention_bias": True},
     ),
@@ -320,16 +296,14 @@ FAMILIES = (
         needs=("out.kernel",), optional=(biases(_FLAX), tuple(_FLAX_NORMS)), norm=NormRule(kind="layer", eps=1e-6),
     ),
     Family(
-        name="annotated", about="The Annotated Transformer", parts=_ANNOTATED, optional=(biases(_ANNOTATED),),
-        equal=words.EVERYTHING,
+        name="annotated", about="The Annotated Transformer", parts=_ANNOTATED, optional=(biases(_ANNOTATED),), equal=EVERYTHING
     ),
     Family(name="wq-wk-wv-fc", about="articles with these names", parts=_CAPITALS, optional=(biases(_CAPITALS),)),
     Family(name="d2l", about="Dive into Deep Learning", parts=_D2L, optional=(biases(_D2L),), equal=()),
     _NUMPY,
     # After numpy: these names without W_o.
     like(
-        _NUMPY, name="single-head", about="the same without an output, with one head", parts=_BARE, needs=(),
-        is_single_head=True,
+        _NUMPY, name="single-head", about="the same without an output, with one head", parts=_BARE, needs=(), is_single_head=True
     ),
 )
 # fmt: on
@@ -356,7 +330,7 @@ def find_candidates(
         anchored = {key.removesuffix(anchor) for anchor in family.anchors for key in shapes if key.endswith(anchor)}
         for prefix in sorted(prefix for prefix in anchored if not prefix or prefix.endswith(".")):
             has_keys = shapes.keys() >= {prefix + key for key in family.needs}
-            has_shape = not family.stacks_columns or words.has_stacked_columns(shapes[prefix + family.anchors[0]])
+            has_shape = not family.stacks_columns or has_stacked_columns(shapes[prefix + family.anchors[0]])
             if has_keys and has_shape and family.below.search(prefix):
                 found.setdefault(prefix + family.scope, Candidate(family, prefix))
     return sorted(

@@ -1,7 +1,7 @@
 """Family: the words in which a row of the table of checkpoint families says how its models name, order and mask a layer.
 
-Invariants: A row is data; the importer, `options.py`, `heads.py`, `rotary.py` and `windows.py` interpret it and know no family.
-An option is a name in config.json. A row that is not `is_open` is used only if the config names one of its models, because
+Invariants: A row is data; the importer, `options.py`, `heads.py`, `rotary.py` and `derivation.py` read it and know no family. An
+option is a name in config.json. A row that is not `is_open` is used only if the config names one of its models, because
 other models have the same names of tensors.
 """
 
@@ -16,6 +16,7 @@ from service.attention.spec import PROJECTIONS, Layout, NormKind, NormOver
 Parts = dict[str, tuple[str, ...]]
 QKV_WEIGHT = ("query.weight", "key.weight", "value.weight")
 QKV_BIAS = ("query.bias", "key.bias", "value.bias")
+NORMS = ("query_norm", "key_norm")
 # Widths that equal the query's: of the tokens only, or also of all heads together (`rows` = out features of a projection).
 TOKENS = ("key_width", "value_width", "out_width")
 EVERYTHING = (*TOKENS, "query_rows", "value_rows")
@@ -40,7 +41,7 @@ class RotaryRule:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NormRule:
-    kind: NormKind
+    kind: NormKind = "rms"
     over: NormOver = "head"
     eps: str | float = "rms_norm_eps"  # an option, or the number
     plus_one: bool = False
@@ -51,7 +52,7 @@ class NormRule:
 class WindowRule:
     """Which layers are sliding, and how many keys they see; `layer_types` of a config wins over `first` and `period`."""
 
-    size: str  # option: the keys that a causal query sees, with its own
+    size: str = "sliding_window"  # option: the keys that a causal query sees, with its own
     switch: str = ""  # option without which no layer is sliding
     first: str = ""  # option: the first sliding layer
     period: str | int = 0  # an option or the number: layer i is full if i + offset is a multiple of it
@@ -100,9 +101,7 @@ class Family:
     softcap: str = ""  # option
     flags: Mapping[str, str] = dataclasses.field(default_factory=dict)  # options and the keys that exist if they are on
     off: tuple[str, ...] = ()  # options that must be off
-    defaults: Mapping[str, object] = dataclasses.field(
-        default_factory=dict
-    )  # of its class, for options that a config lacks
+    defaults: Mapping[str, object] = dataclasses.field(default_factory=dict)  # of its class, for what a config lacks
 
     @property
     def anchors(self) -> tuple[str, ...]:
@@ -157,28 +156,23 @@ class Candidate:
         return rule.key.format(prefix=self.prefix, **self.groups) if rule else None
 
 
-def linears(*modules: str, biases: tuple[str, ...] = PROJECTIONS, weight: str = "weight") -> Parts:
-    """Return the parts of four torch Linears, in the order query, key, value, output; those in `biases` have one."""
-    pairs = list(zip(modules, PROJECTIONS, strict=True))
-    parts: Parts = {f"{module}.{weight}": (f"{name}.weight",) for module, name in pairs}
-    return parts | {f"{module}.bias": (f"{name}.bias",) for module, name in pairs if name in biases}
+def linears(
+    modules: str, biases: str = " ".join(PROJECTIONS), *, weight: str = "weight", roles: tuple[str, ...] = PROJECTIONS
+) -> Parts:
+    """Return the parts of modules with a weight each, in the order of their roles; those whose role is in `biases` have one."""
+    pairs = list(zip(modules.split(), roles, strict=True))
+    parts: Parts = {f"{module}.{weight}": (f"{role}.weight",) for module, role in pairs}
+    return parts | {f"{module}.bias": (f"{role}.bias",) for module, role in pairs if role in biases.split()}
 
 
-def fused(module: str, output: str) -> Parts:
+def fused(module: str, output: str, kinds: str = "weight bias") -> Parts:
     """Return the parts of a Linear with the rows of query, key and value, and of the output's."""
-    parts: Parts = {f"{module}.weight": QKV_WEIGHT, f"{module}.bias": QKV_BIAS}
-    return parts | {f"{output}.{kind}": (f"output.{kind}",) for kind in ("weight", "bias")}
+    rows: Parts = {f"{module}.{kind}": tuple(f"{name}.{kind}" for name in PROJECTIONS[:3]) for kind in kinds.split()}
+    return rows | {f"{output}.{kind}": (f"output.{kind}",) for kind in kinds.split()}
 
 
 def biases(parts: Parts) -> tuple[str, ...]:
     return tuple(key for key in parts if key.endswith("bias"))
-
-
-def norms(query: str, key: str, *kinds: str) -> Parts:
-    """Return the parts of the norms of query and key: their weights, and their biases if `kinds` has two names."""
-    pairs = [(query, "query_norm"), (key, "key_norm")]
-    named = list(zip(kinds, ("weight", "bias"), strict=False))
-    return {f"{module}.{theirs}": (f"{name}.{ours}",) for module, name in pairs for theirs, ours in named}
 
 
 def has_stacked_columns(shape: tuple[int, ...]) -> bool:

@@ -33,7 +33,7 @@ def num_heads(chosen: Candidate, options: Options, given: int | None, raw: Shape
     for key, number in _configured(chosen, options).items():
         if isinstance(number, int):
             pruned = _num_pruned(chosen, options, number)
-            origin = f"{key} less pruned_heads" if pruned else key
+            origin = key + " less pruned_heads" * bool(pruned)
             numbers[origin] = _checked(origin, number - pruned)
         elif given not in number:
             form = f"a list, one number for each stage: {shown(number)}"
@@ -54,11 +54,10 @@ def num_kv_heads(chosen: Candidate, options: Options, heads: int, raw: Shapes) -
     """Return the layer's number of key/value heads: by the rows of its key, which the config must not contradict."""
     if not chosen.family.is_grouped:
         return heads
-    said = agreed({key: options.said[key] for key in KV_HEADS if key in options.said})
-    if all(key not in options.said for key in KV_HEADS):
-        said = options.defaults.get("num_key_value_heads")
-    is_said = any(key in values for key in KV_HEADS for values in (options.said, options.defaults))
-    configured = (heads if said is None else _checked("num_key_value_heads", said)) if is_said else None
+    places = [{key: values[key] for key in KV_HEADS if key in values} for values in (options.said, options.defaults)]
+    said, configured = agreed(places[0] or places[1]), None
+    if any(places):
+        configured = heads if said is None else _checked("num_key_value_heads", said)
     query, key = raw["query.weight"], raw["key.weight"]
     if chosen.family.has_kernels:
         found = _kernel_heads(raw, "key")
@@ -83,26 +82,28 @@ def _kernel_heads(raw: Shapes, name: str) -> int:
     return _checked(f"the shape of {quoted(name)}", shape[1])
 
 
-def check_head_width(chosen: Candidate, options: Options, *, heads: int, rows: int, query_width: int) -> None:
-    """Raise LayerError if `rows` of the query are not heads as wide as the config says, by name or before pruning."""
+def check_head_width(chosen: Candidate, options: Options, heads: int, head_width: int, query_width: int) -> None:
+    """Raise LayerError if the heads are not as wide as the config says, by name or before pruning."""
     widths = {key: options.get(key) for key in HEAD_WIDTH if options.get(key) is not None}
     if options.get("pruned_heads") and not widths:
         for key, number in _configured(chosen, options).items():
             if isinstance(number, int):
                 widths[f"pruned_heads and {key} {number}, so heads of"] = query_width // number
     for key, width in widths.items():
-        if width != rows // heads:
-            found = f"the {rows} rows of query make {heads} heads of {rows // heads}"
+        if width != head_width:
+            found = f"the {heads * head_width} rows of query make {heads} heads of {head_width}"
             raise LayerError(f"config.json has {key} {shown(width)}, but {found}")
 
 
 def _configured(chosen: Candidate, options: Options) -> dict[str, int | list[object]]:
     """Return the numbers of heads in the config by their names: those of the layer's own side, encoder or decoder, if any."""
     own = [key for key in SIDE_HEADS if key.partition("_")[0] in chosen.prefix.split(".")]
-    places = [(keys, values) for values in (options.said, options.defaults) for keys in (own, HEADS)]
-    found = next(
-        (some for keys, values in places if (some := {k: values[k] for k in keys if values.get(k) is not None})), {}
-    )
+    places = [
+        {key: values[key] for key in keys if values.get(key) is not None}
+        for values in (options.said, options.defaults)
+        for keys in (own, HEADS)
+    ]
+    found = next(filter(None, places), {})
     return {key: number if isinstance(number, list) else _checked(key, number) for key, number in found.items()}
 
 

@@ -11,6 +11,7 @@ contains no directory.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 from collections.abc import Collection, Mapping
@@ -43,6 +44,7 @@ def import_layer(
     family: str | None = None,
     heads: int | None = None,
     add_zero_attn: bool = False,
+    causal: bool = False,
     scale: float | None = None,
     key_map: Mapping[str, str] | None = None,
     ignore: Collection[str] = (),
@@ -50,7 +52,7 @@ def import_layer(
     """Import one layer. `layer` is the number in the layer's prefix, `prefix` the path of its module or of a parent.
 
     `key_map` gives the layer's keys by role instead of `layer`, `prefix` and `family`. `ignore` has the keys of its module that
-    do not change attention.
+    do not change attention. `causal` makes a layer causal whose family does not say so.
     `scale` defaults to 1/sqrt(head width), or to the config's. Raises LayerError with what was expected and what was found.
     """
     check_name(name)
@@ -64,12 +66,19 @@ def import_layer(
             chosen = mapped(key_map, source)
         else:
             chosen = choose(source, family=family, prefix=prefix, layer=layer)
+        chosen = _made_causal(chosen) if causal else chosen
         present = present_parts(chosen, source, ignore)
         made = derive(chosen, present, source, heads=heads, scale=scale, add_zero_attn=add_zero_attn)
         words = (source.label, chosen.module, f"({chosen.family.name})")
         origin = "".join(char if char.isprintable() else "?" for char in " ".join(filter(None, words)))
         tensors = _read(chosen.family, made, present, source)
         return StoredLayer(name, made, tensors, bounded(origin, MAX_SOURCE), chosen.family.name)
+
+
+def _made_causal(chosen: Candidate) -> Candidate:
+    if chosen.family.models:
+        raise LayerError(f"--causal is for layers of torch and of one's own; the family {chosen.family.name} knows it")
+    return dataclasses.replace(chosen, family=dataclasses.replace(chosen.family, causal=True))
 
 
 def choose(source: Source, *, family: str | None, prefix: str | None, layer: int | None) -> Candidate:
@@ -121,13 +130,11 @@ def _below(found: list[Candidate], prefix: str) -> list[Candidate]:
 
 def _numbered(found: list[Candidate], layer: int, config: Config) -> list[Candidate]:
     first = found[0]
+    matching = [candidate for candidate in found if candidate.number == layer]
+    numbers = sorted({candidate.number for candidate in found if candidate.number is not None})
     if len(found) == 1 and (first.family.is_shared_by_depths or first.number is None):
         depth = config.get("num_hidden_layers") if first.family.is_shared_by_depths else 1
-        numbers = list(range(depth if isinstance(depth, int) and 1 <= depth <= MAX_DEPTH else 1))
-        matching = found
-    else:
-        numbers = sorted({candidate.number for candidate in found if candidate.number is not None})
-        matching = [candidate for candidate in found if candidate.number == layer]
+        matching, numbers = found, list(range(depth if isinstance(depth, int) and 1 <= depth <= MAX_DEPTH else 1))
     if layer not in numbers:
         span = "no attention layer with a number in its name"
         if numbers:
@@ -146,16 +153,14 @@ def present_parts(chosen: Candidate, source: Source, ignore: Collection[str] = (
     if chosen.table:
         parts[chosen.table] = ("relative_bias",)
     present = {key: names for key, names in parts.items() if key in source.entries}
-    ignored = _ignored(source, present, ignore)
+    ignored = {existing_key(key, "--ignore", source) for key in ignore}
+    if needed := sorted(ignored & present.keys()):
+        raise LayerError(f"--ignore names keys that the layer needs: {listed(needed)}")
     passed = tuple(f"{prefix}{name}" for name in family.ignored)
     counted = {key for key in source.entries if not f"{key}.".startswith(passed)} if passed else source.entries.keys()
     check_names(family, f"{prefix}{family.scope}", present.keys(), counted, ignored=ignored)
-    absent = {
-        prefix + key
-        for group in family.optional
-        if source.entries.keys().isdisjoint(prefix + k for k in group)
-        for key in group
-    }
+    groups = [{prefix + key for key in group} for group in family.optional]
+    absent = set().union(*(group for group in groups if source.entries.keys().isdisjoint(group)))
     if missing := sorted(parts.keys() - absent - present.keys()):
         raise LayerError(f"keys of the {family.name} layer are missing: {listed(missing)}")
     in_module = {key for key in counted if key.startswith(prefix + family.scope)}
@@ -163,14 +168,6 @@ def present_parts(chosen: Candidate, source: Source, ignore: Collection[str] = (
         found = listed(sorted(extra), MAX_COPIED)
         raise LayerError(f"the module has keys that the {family.name} layer does not use ({IGNORE}): {found}")
     return present
-
-
-def _ignored(source: Source, used: Collection[str], ignore: Collection[str]) -> set[str]:
-    """Return the keys that `ignore` names; raise LayerError if one is not in the source or is used."""
-    ignored = {existing_key(key, "--ignore", source) for key in ignore}
-    if needed := sorted(ignored.intersection(used)):
-        raise LayerError(f"--ignore names keys that the layer needs: {listed(needed)}")
-    return ignored
 
 
 def _read(family: Family, spec: LayerSpec, present: Parts, source: Source) -> dict[str, torch.Tensor]:

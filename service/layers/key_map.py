@@ -83,15 +83,14 @@ def unknown_family_text(source: Source) -> str:
     keys = list(source.entries)
     likely = [key for key in keys if "att" in key.lower()] or keys
     sample = likely[:: max(1, len(likely) // MAX_NAMED)][:MAX_NAMED]  # spread, because sorted neighbours are similar
-    reason = reason_of_names(keys) or (ROTARY if any(_is_grouped(key, source) for key in keys) else None)
+    # As in most rotary models, a key may be narrower than its query.
+    pairs = [
+        (entry.shape, source.entries.get(key.replace("q_proj", "k_proj"), entry).shape)
+        for key, entry in source.entries.items()
+    ]
+    reason = reason_of_names(keys) or (ROTARY if any(key[:1] < query[:1] for query, key in pairs) else None)
     hint = f"; its names look like those of an unsupported model: {reason}" if reason else ""
     return (
         f"no known family of attention layers in its {len(keys)} keys; name the four weights with {HOW}, and --heads H"
         f"{hint}; found keys like {listed(sample)}"
     )
-
-
-def _is_grouped(key: str, source: Source) -> bool:
-    """Return whether a key projection is narrower than its query's, as in most rotary models."""
-    projected = source.entries.get(key.replace("q_proj", "k_proj"), source.entries[key])
-    return projected.shape[:1] < source.entries[key].shape[:1]

@@ -7,7 +7,6 @@ count only with such a section, because a number that nothing records is not gue
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections import deque
 from collections.abc import Iterator, Mapping
 
@@ -42,14 +41,9 @@ class Options:
 
 def positive(name: str, value: object) -> float:
     """Return the number; raise LayerError unless it is finite and above 0."""
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or not 0 < value < 2**53
-        or not math.isfinite(value)
-    ):
-        raise LayerError(f"{name} in config.json must be a number above 0, not {shown(value)}")
-    return value
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 2**53:
+        return value
+    raise LayerError(f"{name} in config.json must be a number above 0, not {shown(value)}")
 
 
 def shown(value: object) -> str:
@@ -60,9 +54,8 @@ def agreed(found: Mapping[str, object]) -> object:
     """Return the one value that all names give, None if there is none; raise LayerError if they contradict each other."""
     values = list(found.values())
     if any(value != values[0] for value in values):
-        raise LayerError(
-            f"config.json contradicts itself: {', '.join(f'{quoted(k)} {shown(v)}' for k, v in found.items())}"
-        )
+        listing = ", ".join(f"{quoted(name)} {shown(value)}" for name, value in found.items())
+        raise LayerError(f"config.json contradicts itself: {listing}")
     return values[0] if values else None
 
 
@@ -79,21 +72,23 @@ def sections(config: Config, without: frozenset[str] = frozenset()) -> Iterator[
             waiting += [(path, inner) for inner in value]
 
 
+def _models(config: Config) -> Iterator[tuple[str, str, Config]]:
+    """Yield each `model_type` of the config in plain form, after the place of its section and before the section."""
+    for path, section in sections(config):
+        if isinstance(model := section.get("model_type"), str):
+            yield path, plain(model), section
+
+
 def models(config: Config) -> set[str]:
-    """Return each `model_type` of the config."""
-    return {plain(model) for _, section in sections(config) if isinstance(model := section.get("model_type"), str)}
+    return {model for _, model, _ in _models(config)}
 
 
 def governing(family: Family, prefix: str, config: Config) -> Config | None:
     """Return the section of the family's model; of several, the one whose name the prefix has."""
     known = {plain(model) for model in family.models}
-    found = [
-        (path, section)
-        for path, section in sections(config)
-        if isinstance(model := section.get("model_type"), str) and plain(model) in known
-    ]
+    found = [(path, section) for path, model, section in _models(config) if model in known]
     named = [section for path, section in found if path.partition(".")[0].removesuffix("_config") in prefix.split(".")]
-    return named[0] if named else found[0][1] if found else None
+    return next(iter(named or [section for _, section in found]), None)
 
 
 def options_of(chosen: Candidate, config: Config) -> Options:

@@ -22,8 +22,9 @@ KNOWN = {
     "low_freq_factor", "high_freq_factor", "mscale", "mscale_all_dim", "truncate", "partial_rotary_factor", "finetuned",
 }  # fmt: skip
 DEPENDS = "its frequencies depend on the length of a sequence, which a served layer does not support"
-FOREIGN = "this family's models do not compute it"
-REASONS = dict.fromkeys(SCALINGS, FOREIGN) | dict.fromkeys(("dynamic", "longrope", "su"), DEPENDS)
+REASONS = dict.fromkeys(SCALINGS, "this family's models do not compute it") | dict.fromkeys(
+    ("dynamic", "longrope", "su"), DEPENDS
+)
 
 
 def rotary(rule: RotaryRule | None, options: Options, kind: str, head_width: int) -> Rotary | None:
@@ -38,7 +39,7 @@ def rotary(rule: RotaryRule | None, options: Options, kind: str, head_width: int
     parameters = _parameters(rule, options, kind)
     scaling = agreed({key: parameters[key] for key in ("rope_type", "type") if key in parameters}) or "default"
     if scaling not in rule.scalings:
-        why = REASONS.get(scaling, "the importer does not know it") if isinstance(scaling, str) else "it is no name"
+        why = REASONS.get(str(scaling), "the importer does not know it")
         raise LayerError(f"the rotary positions have the scaling {shown(scaling)}: {why}")
     if unknown := sorted(str(key) for key, value in parameters.items() if key not in KNOWN and value is not None):
         raise LayerError(f"the rotary positions have options that the importer does not know: {listed(unknown)}")
@@ -46,38 +47,34 @@ def rotary(rule: RotaryRule | None, options: Options, kind: str, head_width: int
         raise LayerError("truncate of the rotary scaling is off, which transformers 5 does not read in this family")
     theta, width = _theta(rule, options, kind, parameters), _width(rule, options, parameters, head_width)
     powers = theta ** (torch.arange(0, width, 2, dtype=torch.int64).float() / width)
-    factor = 1.0
+    frequencies, factor = 1.0 / powers, 1.0
     if scaling == "linear":
-        frequencies = (1.0 / powers) / _of(parameters, "factor")
+        frequencies = frequencies / _of(parameters, "factor")
     elif scaling == "llama3":
-        frequencies = _llama3(1.0 / powers, parameters, _original(options, parameters))
+        frequencies = _llama3(frequencies, parameters, _original(options, parameters))
     elif scaling == "yarn":
         frequencies, factor = _yarn(powers, theta, options, parameters)
-    else:
-        frequencies = 1.0 / powers
     return Rotary(rule.layout, tuple(frequencies.tolist()), factor)
 
 
 def _parameters(rule: RotaryRule, options: Options, kind: str) -> Mapping[str, object]:
     """Return the options of the scaling: those of `rope_scaling`, else of `rope_parameters`, of the layer's kind if nested."""
     given = {key: options.said[key] for key in ("rope_scaling", "rope_parameters") if options.said.get(key)}
-    flat = [value for value in given.values() if not (isinstance(value, Mapping) and {FULL, SLIDING} & value.keys())]
-    if any(not isinstance(value, Mapping) for value in flat):
-        raise LayerError("rope_parameters and rope_scaling in config.json must be objects")
-    if rule.sliding_theta and any(value is options.said.get("rope_parameters") for value in flat):
-        raise LayerError(
-            f"rope_parameters in config.json must have {FULL} and {SLIDING}, as this family's bases differ"
-        )
     merged: dict[str, object] = {}
     for name, value in given.items():
-        if value in flat and name == "rope_scaling" and kind not in rule.scaled:
+        if not isinstance(value, Mapping):
+            raise LayerError("rope_parameters and rope_scaling in config.json must be objects")
+        is_nested = not {FULL, SLIDING}.isdisjoint(value)
+        if name == "rope_parameters" and rule.sliding_theta and not is_nested:
+            raise LayerError(f"{name} in config.json must have {FULL} and {SLIDING}, as this family's bases differ")
+        if name == "rope_scaling" and kind not in rule.scaled and not is_nested:
             continue
-        inner = value if value in flat else value.get(kind)  # type: ignore[attr-defined]
+        inner = value.get(kind) if is_nested else value
         if rule.sliding_theta and inner is None:
             inner = {}  # each kind has defaults
         if not isinstance(inner, Mapping):
             raise LayerError(f"{name} in config.json has no object for {kind}")
-        if rule.sliding_theta and value in flat and "type" in inner and "rope_type" not in inner:
+        if rule.sliding_theta and not is_nested and "type" in inner and "rope_type" not in inner:
             raise LayerError(
                 f"{name} in config.json has type without rope_type, which transformers 5 does not read here"
             )
@@ -86,14 +83,15 @@ def _parameters(rule: RotaryRule, options: Options, kind: str) -> Mapping[str, o
     return merged if given else options.defaults.get("rope_parameters", {})  # type: ignore[return-value]
 
 
+def _said(options: Options, names: set[str], parameters: Mapping[str, object], own: str) -> object:
+    """Return the value that the options of these names and the scaling's `own` give; raise LayerError if they differ."""
+    found = {name: options.said[name] for name in sorted(names) if options.said.get(name) is not None}
+    return agreed(found | ({f"rope_parameters.{own}": parameters[own]} if parameters.get(own) is not None else {}))
+
+
 def _theta(rule: RotaryRule, options: Options, kind: str, parameters: Mapping[str, object]) -> float:
-    """Return the base; raise LayerError if two options give different ones."""
     name = rule.sliding_theta if kind == SLIDING and rule.sliding_theta else rule.theta
-    names = {name} if rule.sliding_theta else {name, "rope_theta"}
-    found = {key: options.said[key] for key in sorted(names) if options.said.get(key) is not None}
-    if parameters.get("rope_theta") is not None:
-        found["rope_parameters.rope_theta"] = parameters["rope_theta"]
-    theta = agreed(found)
+    theta = _said(options, {name} if rule.sliding_theta else {name, "rope_theta"}, parameters, "rope_theta")
     base = options.number(name) if theta is None else positive(name, theta)
     if base <= 1:
         raise LayerError(f"{name} is {shown(base)}; a base of rotary positions is above 1")
@@ -101,11 +99,7 @@ def _theta(rule: RotaryRule, options: Options, kind: str, parameters: Mapping[st
 
 
 def _width(rule: RotaryRule, options: Options, parameters: Mapping[str, object], head_width: int) -> int:
-    names = {"partial_rotary_factor", rule.partial} - {""}
-    found = {key: options.said[key] for key in sorted(names) if options.said.get(key) is not None}
-    if parameters.get("partial_rotary_factor") is not None:
-        found["rope_parameters.partial_rotary_factor"] = parameters["partial_rotary_factor"]
-    part = agreed(found)
+    part = _said(options, {"partial_rotary_factor", rule.partial} - {""}, parameters, "partial_rotary_factor")
     if part is None:
         part = options.number(rule.partial) if rule.partial else 1.0
     if (rule.is_whole or not rule.partial) and part != 1:
@@ -116,16 +110,14 @@ def _width(rule: RotaryRule, options: Options, parameters: Mapping[str, object],
     return width
 
 
-def _of(parameters: Mapping[str, object], name: str) -> float:
-    return positive(f"{name} of the rotary scaling", parameters.get(name))
+def _of(parameters: Mapping[str, object], name: str, default: float | None = None) -> float:
+    return positive(f"{name} of the rotary scaling", parameters.get(name) or default)
 
 
 def _original(options: Options, parameters: Mapping[str, object]) -> float:
     """Return the length of the sequences before the scaling."""
     name = "original_max_position_embeddings"
-    places = ((name, options.said), (f"rope_parameters.{name}", parameters))
-    found = {place: values[name] for place, values in places if values.get(name) is not None}
-    length = agreed(found)
+    length = _said(options, {name}, parameters, name)
     return options.number("max_position_embeddings") if length is None else positive(name, length)
 
 
@@ -153,20 +145,16 @@ def _yarn(
     def magnitude(scale: float = 1.0) -> float:
         return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
 
+    attention = magnitude()
     if parameters.get("attention_factor") is not None:
         attention = _of(parameters, "attention_factor")
     elif parameters.get("mscale") and parameters.get("mscale_all_dim"):
         attention = magnitude(_of(parameters, "mscale")) / magnitude(_of(parameters, "mscale_all_dim"))
-    else:
-        attention = magnitude()
 
     def feature(rotations: float) -> float:
         return width * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
-    fast, slow = (
-        _of({name: parameters.get(name) or least}, name) for name, least in (("beta_fast", 32), ("beta_slow", 1))
-    )
-    low, high = feature(fast), feature(slow)
+    low, high = feature(_of(parameters, "beta_fast", 32)), feature(_of(parameters, "beta_slow", 1))
     if parameters.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, width - 1)

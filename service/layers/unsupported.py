@@ -29,9 +29,7 @@ ALIBI = "it uses ALiBi; import its projections with --map and send `bias` with e
 UNTOLD = "its code alone says which keys a row sees"
 BY_HEAD = "its fused projection is ordered by heads, which the importer does not read"
 UNSCALED = "its scores are not scaled by 1/sqrt(head width)"
-OTHER_NAMES = (
-    "its layers have parts beside projections, which are read only under the names that the model's own code gives"
-)
+OTHER_NAMES = "its layers have parts beside projections, which are read only under the names of the model's own code"
 IGNORE = "--ignore KEY, once for each, leaves out what does not change attention"
 # Values of an option that is off, beside false ones.
 OFF = re.compile("-.*|0|none|null|false|no|off|absolute|learned|sinusoidal", re.IGNORECASE)
@@ -50,6 +48,7 @@ class Unsupported:
     traces: str = ""  # in a name that stands below the layer's module or a parent of it, from its beginning or a dot on
 
 
+# fmt: off
 TABLE = (
     Unsupported(
         why=LATENT, models="deepseek* kimi* longcat* minicpm3", options="kv_lora_rank", names=r"(q_a|kv_a|kv_b)_proj"
@@ -63,34 +62,24 @@ TABLE = (
     ),
     Unsupported(why=UNTOLD, models="git blip bliptextmodel tipsv2*"),
     Unsupported(
-        why=TRANSFORMED,
-        models="roformer",
-        options="clip_qkv|qk_?(norm|ln|layer_?norm)|att.*soft_?cap|softermax",
+        why=TRANSFORMED, models="roformer", options="clip_qkv|qk_?(norm|ln|layer_?norm)|att.*soft_?cap|softermax",
         names=r"(roformer|esm)\.",
     ),
     Unsupported(
-        why=f"{UNSCALED}, and {RELATIVE}",
-        models="longt5 switchtransformers pix2struct* pop2piano udop",
+        why=f"{UNSCALED}, and {RELATIVE}", models="longt5 switchtransformers pix2struct* pop2piano udop",
         names=r"(Self|EncDec|LocalSelf|TransientGlobalSelf)Attention\.[qkvo]\.",
     ),
     Unsupported(
-        why="it adds scores of relative positions, which a served layer does not support",
-        models="deberta*",
-        options="^pos_att_type$",
-        names=r"deberta\.|attention\.self\.(query_proj|key_proj|value_proj|in_proj)\.",
+        why="it adds scores of relative positions, which a served layer does not support", models="deberta*",
+        options="^pos_att_type$", names=r"deberta\.|attention\.self\.(query_proj|key_proj|value_proj|in_proj)\.",
         traces=r"rel_embeddings\.",
     ),
-    Unsupported(
-        why=BY_HEAD,
-        models="bloom* gptbigcode refinedweb*",
-        names=r"h\.\d+\.self_attention\.query_key_value\.",
-    ),
+    Unsupported(why=BY_HEAD, models="bloom* gptbigcode refinedweb*", names=r"h\.\d+\.self_attention\.query_key_value\."),
     Unsupported(
         why=ALIBI, models="mpt jais", options="alibi", names=r"blocks\.\d+\.attn\.Wqkv\.", traces="(?i:[^.]*alibi)"
     ),
     Unsupported(
-        why=APPROXIMATE,
-        models="bigbird* longformer led mra nystromformer reformer yoso",
+        why=APPROXIMATE, models="bigbird* longformer led mra nystromformer reformer yoso",
         names=r"(longformer|nystromformer|yoso)\.",
     ),
     Unsupported(why=UNSCALED, models="gptneo", names=r"attn\.attention\.[qkv]_proj\."),
@@ -98,33 +87,29 @@ TABLE = (
         why=ROTARY,
         models=(
             "baichuan* chatglm* codegen* ernie45* eurobert exaone* falcon* gemma gemma3n* gemma4* glm* gptj gptneoxjapanese "
-            "granite* hunyuan* internlm* minicpm* ministral* mixtral* mllama* modernbertdecoder neobert nemotron* new olmo "
-            "olmoe olmo3* olmohybrid persimmon phi phimoe* phi4* pixtral qwen qwen2moe* qwen2vl* qwen25* qwen2audio* qwen3moe* "
+            "granite* hunyuan* internlm* minicpm* ministral* mixtral* mllama* modernbertdecoder neobert nemotron* new olmo olmoe "
+            "olmo3* olmohybrid persimmon phi phimoe* phi4* pixtral qwen qwen2moe* qwen2vl* qwen25* qwen2audio* qwen3moe* "
             "qwen3vl* qwen3omni* smollm3 stablelm* starcoder2 t5gemma* yi jais2* "
             "*rope* *dinov3* eva02* *pecore* *pelang* *pespatial*"  # architectures of timm
         ),
         options="(?<![du])rope(?!r)|rotary",  # but not in dropedge, europe or property
         names=(
             r"layers\.\d+\.self_attn\.(o_proj|qkv_proj|dense|query_key_value)\."  # Llama and its many kin; Phi
-            r"|W_pack\.|Wqkv\."  # Baichuan; ModernBERT, NomicBERT
+            r"|W_pack\.|Wqkv\.|blk\.\d+\.attn_"  # Baichuan; ModernBERT, NomicBERT; GGUF
             r"|layers\.\d+\.attention\.w(q|k|v|qkv)\."  # Meta's Llama, InternLM
             r"|gpt_neox\.|attention\.query_key_value\.|layers\.\d+\.self_attention\.query_key_value\."  # and ChatGLM
-            r"|encoder\.layer\.\d+\.attention\.qkv_proj\."  # GTE
-            r"|h\.\d+\.attn\.(q|k|v|qkv)_proj\."  # GPT-J, CodeGen
-            r"|kv_a_proj_with_mqa\.|blk\.\d+\.attn_"  # DeepSeek; GGUF
+            r"|encoder\.layer\.\d+\.attention\.qkv_proj\.|h\.\d+\.attn\.(q|k|v|qkv)_proj\."  # GTE; GPT-J, CodeGen
         ),
         traces="(?i:[^.]*((?<![du])rope(?!r)|rotary|inv_freq))",
     ),
     Unsupported(
-        why=RELATIVE,
-        models="bros donutswin funnel layoutlmv2 layoutlmv3 nezha speecht5 swin* transfoxl wavlm xlnet",
+        why=RELATIVE, models="bros donutswin funnel layoutlmv2 layoutlmv3 nezha speecht5 swin* transfoxl wavlm xlnet",
         options="relative_?(att|pos|key|bias)|^relative$|rel_?(pos|att)|position_buckets",
-        names=r"attention\.attn\.[qkvo]\.|(bros|nezha|mpnet|layoutlmv[23]|rel_attn)\.",
+        names=r"attention\.attn\.[qkvo]\.|(bros|nezha|layoutlmv[23]|rel_attn)\.",
         traces=r"[^.]*(relative_?(att|pos|key|bias)|distance_embedding)|rel_?(pos|att|emb|bias)|emb_rel_",
     ),
 )
-
-
+# fmt: on
 # Models whose layers compute more than projections: under other names the importer would leave that out.
 NEEDS_NAMES = {plain(model) for family in FAMILIES if not family.is_plain for model in family.models}
 
@@ -138,22 +123,20 @@ def check_config(config: Mapping[str, object], family: Family | None = None) -> 
     for path, options in sections(config, known):
         key = "architecture" if "model_type" not in options and "architecture" in options else "model_type"
         model = str(options.get(key))
-        named = quoted(f"{path}{key}") if path else key
+        named = f"{quoted(f'{path}{key}') if path else key} {bounded(ascii(model)[1:-1], MAX_NAME)}"
         for row in TABLE:
             is_dense = row.why == APPROXIMATE and options.get("attention_type") == "original_full"  # a Big Bird
             if any(fnmatchcase(plain(model), pattern) for pattern in row.models.split()) and not is_dense:
-                raise LayerError(f"{named} {bounded(ascii(model)[1:-1], MAX_NAME)}: {row.why}")
-            unread = {key: value for key, value in options.items() if key not in known}
-            if found := sorted(path + str(key) for key, value in unread.items() if _has_option(row, str(key), value)):
+                raise LayerError(f"{named}: {row.why}")
+            unread = [(str(key), value) for key, value in options.items() if key not in known]
+            if found := sorted(path + key for key, value in unread if _has_option(row, key, value)):
                 raise LayerError(f"config.json has {listed(found)}: {row.why}")
         if plain(model) in NEEDS_NAMES and plain(model) not in map(plain, own):
-            raise LayerError(f"{named} {bounded(ascii(model)[1:-1], MAX_NAME)}: {OTHER_NAMES}")
+            raise LayerError(f"{named}: {OTHER_NAMES}")
         if _is_on(options.get("position_embedding_type")) and "position_embedding_type" not in known:
             raise LayerError(f"{quoted(f'{path}position_embedding_type')} in config.json is not absolute: {RELATIVE}")
     if family and (on := [name for name in family.off if _is_on(config.get(name))]):
-        raise LayerError(
-            f"config.json has {listed(on)}, with which {family.name} computes what a served layer does not"
-        )
+        raise LayerError(f"config.json has {listed(on)}; with it {family.name} computes what a served layer does not")
 
 
 def check_names(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator
 
-from service.attention.spec import LayerSpec
+from service.attention.spec import LayerSpec, Window
 from service.errors import LayerError
 
 MAX_MESSAGE = 500
@@ -41,22 +41,18 @@ def shape_text(shape: Iterable[int]) -> str:
 
 def parts_text(spec: LayerSpec) -> str:
     """Return the layer's parts in words, or "" if it has only projections."""
-    found = [f"{spec.num_kv_heads} key/value heads"] if spec.num_kv_heads != spec.num_heads else []
-    if spec.rotary is not None:
-        found.append(f"rotary positions ({spec.rotary.layout}, {spec.rotary.width} of {spec.head_width} features)")
-    if spec.norm is not None:
-        found.append(f"{spec.norm.kind} norm of query and key over the {spec.norm.over}")
-    if spec.relative_bias is not None:
-        found.append(f"relative bias of {spec.relative_bias.buckets} buckets")
-    if spec.window is not None:
-        left, right = ("open" if side is None else side for side in (spec.window.left, spec.window.right))
-        found.append(
-            "causal mask" if (left, right) == ("open", 0) else f"window of {left} keys before and {right} after"
-        )
-    if spec.softcap is not None:
-        found.append(f"softcap {spec.softcap:g}")
-    found += ["sinks"] * spec.has_sinks
-    return ", ".join(found)
+    rotary, norm, table, window = spec.rotary, spec.norm, spec.relative_bias, spec.window
+    is_causal = window == Window(None, 0)
+    found = (
+        spec.num_kv_heads != spec.num_heads and f"{spec.num_kv_heads} key/value heads",
+        rotary and f"rotary positions ({rotary.layout}, {rotary.width} of {spec.head_width} features)",
+        norm and f"{norm.kind} norm of query and key over the {norm.over}",
+        table and f"relative bias of {table.buckets} buckets",
+        window and ("causal mask" if is_causal else f"window of {window.left} keys before and {window.right} after"),
+        spec.softcap and f"softcap {spec.softcap:g}",
+        spec.has_sinks and "sinks",
+    )
+    return ", ".join(str(text) for text in found if text)
 
 
 @contextlib.contextmanager

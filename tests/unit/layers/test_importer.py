@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from service.attention.spec import Window
 from service.layers.importer import import_layer
 from service.layers.store import StoredLayer
 from tests.unit.layers.checkpoints import (
@@ -222,3 +223,10 @@ def test_an_import_keeps_no_reference_to_its_source(tmp_path):
     storages = {tensor.untyped_storage().data_ptr() for tensor in layer.tensors.values()}
     assert len(storages) == len(layer.tensors)
     assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in layer.tensors.values())
+
+
+def test_the_caller_says_that_a_layer_of_torch_is_causal(tmp_path):
+    path = save_safetensors(tmp_path / "x.safetensors", mha())
+    assert import_layer(path, name="x", heads=2, causal=True).spec.window == Window(None, 0)
+    path = save_safetensors(tmp_path / "bert.safetensors", bert(1))
+    assert "--causal is for layers of torch and of one's own" in refused_import(path, heads=2, causal=True)
