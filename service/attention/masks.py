@@ -2,8 +2,9 @@
 
 Legend: B sequences, N heads, L query rows, S key rows; an axis written `B|1` broadcasts.
 
-Invariants: Three primitives express all kinds: allowed keys, values added to the scores, a run of allowed keys. So masks of
-equal meaning give the same tensor and the same bits. Keys are never sliced away, because a kernel over fewer keys rounds
+Invariants: Three primitives express all kinds of a request: allowed keys, values added to the scores, a run of allowed keys; a
+layer's own window over keys in any order, and its bias by distance, are one more each. So masks of equal meaning give the same
+tensor and the same bits. Keys are never sliced away, because a kernel over fewer keys rounds
 differently. Fully masked rows are found from the masks, not from scores. Time and memory for this follow the masks' own
 shapes: a mask that is the same for all rows or all keys is read once. A mask that differs by row and key is read in steps of
 a few rows, so temporaries stay small.
