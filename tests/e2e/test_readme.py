@@ -166,6 +166,7 @@ def test_a_layer_of_your_own_is_imported_served_asked_and_compared_with_torch_in
         assert server.wait(40) == 0
 
 
+@pytest.mark.long
 def test_every_named_option_exists():
     own = [command for command in commands() + commands(CHECKPOINTS) if command.startswith("attention-service")]
     assert len(own) >= 6

@@ -91,6 +91,7 @@ def test_a_refusal_is_read_counted_and_ends_the_connection(service, port, tls):
     assert not service.find(event="library")
 
 
+@pytest.mark.long
 def test_a_client_that_only_connects_is_disconnected_at_the_header_deadline(port):
     with socket.create_connection(("127.0.0.1", port), 10) as client:
         started = time.monotonic()
@@ -98,6 +99,7 @@ def test_a_client_that_only_connects_is_disconnected_at_the_header_deadline(port
         assert time.monotonic() - started < HEADER_TIMEOUT_S + 1
 
 
+@pytest.mark.long
 def test_a_target_may_be_a_whole_https_url(port, tls):
     with RawClient(port, tls=tls) as client:
         client.send(get().replace(b"GET /", b"GET https://localhost/", 1))

@@ -136,6 +136,7 @@ def test_a_terminal_shows_address_layers_and_a_question_that_works_and_then_a_li
         assert "\x1b" not in shown.text
 
 
+@pytest.mark.long
 def test_a_terminal_has_colours_and_no_text_of_a_caller_controls_it(tmp_path):
     prepare(tmp_path, LAYERS[:1])
     with terminal(tmp_path) as shown:

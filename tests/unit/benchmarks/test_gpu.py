@@ -68,6 +68,7 @@ def test_the_wheels_are_all_that_is_needed_besides_torch_and_numpy():
     assert not names & {"torch", "numpy", "attention-service"}
 
 
+@pytest.mark.long
 def test_the_parts_the_service_and_the_marked_tests_import_nothing_without_a_wheel():
     names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in marked_tests()]
     program = f"""
@@ -90,6 +91,7 @@ print(*(found[name][0] for name in {{name.partition(".")[0] for name in sys.modu
     }
 
 
+@pytest.mark.long
 def test_the_environment_sees_its_wheels_and_the_packages_of_the_python_that_made_it(tmp_path):
     """Also where that Python is one of an environment, as here."""
     wheels = tmp_path / "wheels"
