@@ -381,7 +381,7 @@ def check_request(
 
 def _call(body: AttendRequest, given: Mapping[str, object], name: str, spec: LayerSpec, layout: Layout) -> Call:
     """Return the call without positions, masks and selections."""
-    is_batch = layout.has_batch
+    is_batch = "b" in layout.axes
     query = _rows(body.query, _FIELDS["query"], spec.query_width, name, is_batch)
     key = None if body.key is None else _rows(body.key, _FIELDS["key"], spec.key_width, name, is_batch)
     value = None if body.value is None else _rows(body.value, _FIELDS["value"], spec.value_width, name, is_batch)
