@@ -70,7 +70,7 @@ def _part_flops(spec: LayerSpec, sizes: Sizes, new_keys: int) -> int:
     cells = sizes.heads * sizes.queries * sizes.keys
     if spec.relative_bias is not None:
         work += cells * (TABLE_FLOPS + MASK_FLOPS)
-    if spec.softcap is not None or spec.has_sinks:
+    if spec.is_explicit:
         work += cells * SOFTMAX_FLOPS + 2 * sizes.heads * -(-sizes.queries // BLOCK_ROWS) * PRODUCT_FLOPS
     return work
 
@@ -99,7 +99,7 @@ def table_bytes(call: Call | AttentionCall, sizes: Sizes, spec: LayerSpec | None
     query.
     """
     if spec is not None:
-        is_explicit, out_width = spec.softcap is not None or spec.has_sinks, spec.out_width
+        is_explicit, out_width = spec.is_explicit, spec.out_width
     else:
         is_explicit, out_width = isinstance(call, AttentionCall) and call.is_explicit, 0
     wanted = [one for one in (call.weights, call.scores) if one is not None]

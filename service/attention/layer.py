@@ -75,7 +75,7 @@ class Layer:
             attend_with_extras, scale=spec.scale, output_DK=self._output_DK, softcap=spec.softcap, sinks=sinks
         )
         # Query, key and value have the same heads of the same width, and the layer adds neither keys nor anything to scores.
-        is_plain = not (spec.extra_keys or spec.relative_bias or spec.softcap or spec.has_sinks)
+        is_plain = not (spec.extra_keys or spec.relative_bias or spec.is_explicit)
         self._has_plain_heads = len(set(self._widths)) == 1 and is_plain
         self._takes_any_lengths = self._has_plain_heads and kernels.takes_any_lengths(self._like, spec.head_width)
         self.is_fused = self._fused is not None

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 
 from service.attention.call import Call
-from service.attention.spec import LayerSpec, Rotary
+from service.attention.spec import NORMS, LayerSpec, Rotary
 
 # torch's vectors take other instructions for the end of a tensor. So each row of angles fills whole vectors.
 VECTOR = 16
@@ -56,9 +56,6 @@ class QueryKey:
         if self._rotation is not None:
             x = self._rotation(x, positions_T)
         return x.flatten(1).to(self._like.dtype)
-
-
-NORMS = ("query_norm", "key_norm")
 
 
 def largest_row(spec: LayerSpec, tensors: Mapping[str, torch.Tensor]) -> float:

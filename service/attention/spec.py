@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 from service.errors import LayerError
 
 PROJECTIONS = ("query", "key", "value", "output")
+NORMS = ("query_norm", "key_norm")
 # Twice the width of the widest published layers. The memory of a forward pass, 1,024 rows a matrix, grows with the width.
 MAX_WIDTH = 2**15
 # Many times the heads of published layers. Each head of each sequence is a product of its own.
@@ -227,7 +228,12 @@ class LayerSpec:
     @cached_property
     def has_parts(self) -> bool:
         """Whether the layer has any part of newer models."""
-        return self.uses_positions or self.norm is not None or self.softcap is not None or self.has_sinks
+        return self.uses_positions or self.norm is not None or self.is_explicit
+
+    @cached_property
+    def is_explicit(self) -> bool:
+        """Whether each sequence is computed by the definition: torch's fused kernel has neither softcap nor sinks."""
+        return self.softcap is not None or self.has_sinks
 
     @cached_property
     def uses_positions(self) -> bool:
@@ -259,7 +265,7 @@ class LayerSpec:
         if self.has_bias_kv:
             shapes |= {"bias_k": (keys,), "bias_v": (values,)}
         if self.norm is not None:
-            for name, heads in (("query_norm", self.num_heads), ("key_norm", self.num_kv_heads)):
+            for name, heads in zip(NORMS, (self.num_heads, self.num_kv_heads), strict=True):
                 shape = self.norm.weight_shape(heads, self.head_width)
                 shapes |= {f"{name}.{kind}": shape for kind in ("weight", "bias")[: 1 + self.norm.has_bias]}
         if self.relative_bias is not None:

@@ -12,10 +12,10 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace as like
 
+from service.attention.spec import NORMS
 from service.layers.family import (
     EVERYTHING,
     FULL,
-    NORMS,
     QKV_BIAS,
     QKV_WEIGHT,
     SLIDING,

@@ -16,7 +16,6 @@ from service.attention.spec import PROJECTIONS, Layout, NormKind, NormOver
 Parts = dict[str, tuple[str, ...]]
 QKV_WEIGHT = ("query.weight", "key.weight", "value.weight")
 QKV_BIAS = ("query.bias", "key.bias", "value.bias")
-NORMS = ("query_norm", "key_norm")
 # Widths that equal the query's: of the tokens only, or also of all heads together (`rows` = out features of a projection).
 TOKENS = ("key_width", "value_width", "out_width")
 EVERYTHING = (*TOKENS, "query_rows", "value_rows")

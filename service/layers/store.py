@@ -23,7 +23,7 @@ from pathlib import Path
 import safetensors.torch
 import torch
 
-from service.attention.spec import WRITTEN_FIELDS, LayerSpec
+from service.attention.spec import LayerSpec
 from service.errors import LayerError
 from service.layers.directory import NAME, Directory, check_name
 from service.layers.safetensors_file import FILE_DTYPES, parse_object, read_header, read_tensor
@@ -125,7 +125,7 @@ class Store(Directory):
 
 
 def _version(spec: LayerSpec) -> int:
-    return PARTS_VERSION if spec.to_json().keys() - WRITTEN_FIELDS else FORMAT_VERSION
+    return PARTS_VERSION if spec.has_parts else FORMAT_VERSION
 
 
 def _encode(layer: StoredLayer) -> bytes:
