@@ -21,9 +21,15 @@ def package(name: str) -> Path | None:
     return Path(spec.origin).parent if spec is not None and spec.origin else None
 
 
-def run_program(name: str, directory: Path) -> None:
+def run_program(name: str, directory: Path, **variables: str) -> None:
     """Run a program of this directory, which writes its answers into `directory`."""
-    environment = {**os.environ, "KERAS_HOME": str(directory), "JAX_PLATFORMS": "cpu", "HF_HUB_OFFLINE": "1"}
+    environment = {
+        **os.environ,
+        "KERAS_HOME": str(directory),
+        "JAX_PLATFORMS": "cpu",
+        "HF_HUB_OFFLINE": "1",
+        **variables,
+    }
     command = [PYTHON, str(ROOT / "tests" / "conformance" / name), str(directory)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

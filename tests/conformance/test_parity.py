@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +14,9 @@ import pytest
 from attention_client import AsyncClient
 from tests.conformance import parity_cases
 from tests.conformance.parity_cases import CASES, DTYPES, MASKED_ROWS
+from tests.conformance.parity_environment import OWN, run_program
 
-ROOT = Path(__file__).parents[2]
-OWN = ROOT / ".venv-parity" / "bin" / "python"
 HOW_TO_INSTALL = "Keras, Flax and JAX are not installed: make install-parity"
-PYTHON = str(OWN) if OWN.exists() else sys.executable
 IS_INSTALLED = OWN.exists() or all(importlib.util.find_spec(name) for name in ("jax", "flax", "keras"))
 pytestmark = [
     pytest.mark.skipif(not IS_INSTALLED, reason=HOW_TO_INSTALL),
@@ -45,14 +40,9 @@ def answers_of(directory: Path, calls: list[tuple[str, dict[str, Any]]]) -> list
     cases = [{"call": call, "arguments": found} for (call, _), found in zip(calls, plain, strict=True)]
     np.savez(directory / "arrays.npz", allow_pickle=False, **arrays)
     (directory / "cases.json").write_text(json.dumps(cases), encoding="utf-8")
-    environment = {**os.environ, "KERAS_BACKEND": "jax", "KERAS_HOME": str(directory), "JAX_PLATFORMS": "cpu"}
     # Each call is compiled once, for a few numbers.
-    environment["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
-    program = str(ROOT / "tests" / "conformance" / "parity_answers.py")
-    done = subprocess.run(
-        [PYTHON, program, str(directory)], env=environment, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    compiling = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
+    run_program("parity_answers.py", directory, KERAS_BACKEND="jax", **compiling)
     with np.load(directory / "answers.npz") as found:
         return [found[str(place)] for place in range(len(calls))]
 
